@@ -6,7 +6,8 @@ to correct bfloat16; see ``interpret_bfloat16``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -88,3 +89,28 @@ def interpret_bfloat16() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
     interpreter.InterpreterBuilder.create_si_to_fp = create_si_to_fp
     interpreter._convert_float = convert_float
+
+
+@contextmanager
+def products_in_order() -> Iterator[None]:
+    """Has Triton's interpreter add the terms of every element of a product in the same order, meanwhile.
+
+    It calls numpy's library, in which the order of an element's sum depends on its place in the tile. An instruction of
+    tensor cores treats all elements alike.
+    """
+    from triton.runtime import interpreter
+
+    interpret_bfloat16()
+    builder = interpreter.InterpreterBuilder
+    library = builder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        left, right = (x.data.view(ml_dtypes.bfloat16) if x.data.dtype == np.uint16 else x.data for x in (a, b))
+        terms = left.astype(np.float32)[:, :, None] * right.astype(np.float32)
+        return interpreter.TensorHandle(d.data + terms.sum(axis=1), d.dtype.scalar)
+
+    builder.create_dot = create_dot
+    try:
+        yield
+    finally:
+        builder.create_dot = library

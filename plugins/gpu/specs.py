@@ -35,7 +35,7 @@ SAMPLING_KERNELS: tuple[SamplingKernel, ...] = tuple(name for of in get_args(Sam
 KernelName = (
     Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work", "merge_parts"]
     | Literal["embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts", "unpack"]
-    | Literal["reduce", "invert_order", "combine_experts"]
+    | Literal["activation", "reduce", "invert_order", "combine_experts"]
     | Literal["stored_convolution", "stored_scan", "stored_delta_rule", "place"]
     | SamplingKernel
 )
@@ -389,6 +389,7 @@ _MODULES: Mapping[KernelName, str] = {
     "rope": "step_kernels",
     "rope_kv_write": "step_kernels",
     "gated_activation": "step_kernels",
+    "activation": "step_kernels",
     "reduce": "step_kernels",
     "invert_order": "step_kernels",
     "combine_experts": "step_kernels",

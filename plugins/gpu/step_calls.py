@@ -411,6 +411,19 @@ def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str, up: tor
     return Call("gated_activation", {"x": x, "out": out}, constants, (math.prod(x.shape[:-1]), -(-size // width), 1))
 
 
+def activation_call(x: torch.Tensor, out: torch.Tensor, kind: str) -> Call:
+    """Returns the call that computes kind(x) -> out. Both have the same shape, of rank 1 to 4, and any strides."""
+    constants: dict[str, Constant] = {"KIND": kind}
+    lacking = [1] * (4 - out.dim())
+    constants |= {f"SIZE_{i}": size for i, size in enumerate((*lacking, *out.shape[1:]), 1)}
+    for name, tensor in (("X", x), ("OUT", out)):
+        first, *rest = tensor.stride()
+        constants |= {f"{name}_{i}": stride for i, stride in enumerate((first, *lacking, *rest))}
+    constants["WIDTH"] = _PIECE
+    count = math.prod(out.shape)
+    return Call("activation", {"x": x, "out": out, "count": count}, constants, (-(-count // _PIECE), 1, 1))
+
+
 def reduce_call(x: torch.Tensor, out: torch.Tensor, kind: str) -> Call:
     """Returns the call that computes x [.., C] -> out [.., 1]: each row's "sum", "mean" or "logsumexp"."""
     x, out = (of if of.dim() <= 3 else of.view(-1, *of.shape[-2:]) for of in (x, out))

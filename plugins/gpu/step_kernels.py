@@ -311,6 +311,42 @@ def gated_activation_kernel(
     tl.store(to, (activated(gate, KIND) * up).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["count"])
+def activation_kernel(
+    x: tl.tensor,
+    out: tl.tensor,
+    count: tl.tensor,
+    KIND: tl.constexpr,
+    SIZE_1: tl.constexpr,
+    SIZE_2: tl.constexpr,
+    SIZE_3: tl.constexpr,
+    X_0: tl.constexpr,
+    X_1: tl.constexpr,
+    X_2: tl.constexpr,
+    X_3: tl.constexpr,
+    OUT_0: tl.constexpr,
+    OUT_1: tl.constexpr,
+    OUT_2: tl.constexpr,
+    OUT_3: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Computes KIND(x) -> out for ``count`` elements of [.., SIZE_1, SIZE_2, SIZE_3] with any strides; grid (pieces of
+    WIDTH).
+
+    A library may compute the same element by other instructions where it comes last.
+    """
+    i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = i < count
+    first = (i // (SIZE_1 * SIZE_2 * SIZE_3)).to(tl.int64)
+    second = i // (SIZE_2 * SIZE_3) % SIZE_1
+    third = i // SIZE_3 % SIZE_2
+    last = i % SIZE_3
+    at = x + first * X_0 + second * X_1 + third * X_2 + last * X_3
+    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    to = out + first * OUT_0 + second * OUT_1 + third * OUT_2 + last * OUT_3
+    tl.store(to, activated(value, KIND).to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit
 def reduce_kernel(
     x: tl.tensor,

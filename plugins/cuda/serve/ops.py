@@ -31,6 +31,7 @@ from ...gpu.step_calls import (
     AttentionRule,
     LayerCaches,
     Stored,
+    activation_call,
     attention_calls,
     combine_experts_calls,
     embedding_call,
@@ -589,11 +590,13 @@ def _ranks_of(step: Step) -> range:
 
 def _elementwise(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     a, result = step.attrs, out[0]
-    fn: Any = _FUNCTIONS.get(str(a["fn"])) or getattr(torch, str(a["fn"]))
-    operands = [one.expand(result.shape) for one in x]
+    name, operands = str(a["fn"]), [one.expand(result.shape) for one in x]
+    if name in _ACTIVATIONS:
+        return [p.launch(activation_call(operands[0], result, name))]
+    fn: Any = _FUNCTIONS.get(name) or getattr(torch, name)
     number: Any = a.get("scalar")
     first = bool(a.get("scalar_first", False))
-    wide = result.is_floating_point() and a["fn"] not in _COMPARE
+    wide = result.is_floating_point() and name not in _COMPARE
 
     def run() -> None:
         values = [_wide(one) if wide else one for one in operands]
@@ -612,10 +615,11 @@ def _wide(x: Tensor) -> Tensor:
 
 _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "cast"})
 
+_ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "sigmoid"})
+"""Functions that a kernel of ours computes: on a CPU, torch rounds them otherwise for the last elements of a tensor."""
+
 _FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "pow": lambda x, y: torch.pow(x.double(), y.double()),  # in float32 its last elements are rounded otherwise, too
     "cast": lambda x: x,
     "logical_not": lambda x: x == 0,
     "where": lambda condition, x, y: torch.where(condition != 0, x, y),

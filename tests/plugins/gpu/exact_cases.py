@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from typing import Any, TypeVar
-from unittest.mock import patch
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
-from ml_dtypes import bfloat16
 from torch import Tensor
 
-from enginewright.plugins.gpu.jit_launcher import JitLauncher, interpret_bfloat16
+from enginewright.plugins.gpu.jit_launcher import JitLauncher, products_in_order
 from enginewright.plugins.gpu.specs import attention_scratch
 from enginewright.plugins.gpu.step_calls import (
     FLOATS_OF,
@@ -37,37 +32,8 @@ from .step_cases import DTYPES, run, stored
 
 GPU, BLOCK = GPUS[80], 32
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-def one_order(function: Function) -> Function:
-    """Returns the function with products of tiles in the interpreter that sum one k after another, for each element.
-
-    The interpreter calls numpy's library, in which some elements of a tile have another order than others, by their
-    place; an instruction of tensor cores treats all alike.
-    """
-
-    @wraps(function)
-    def ordered(*arguments: Any, **named: Any) -> Any:
-        from triton.runtime import interpreter
-
-        interpret_bfloat16()
-
-        def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-            left, right = (x.data.view(bfloat16) if x.data.dtype == np.uint16 else x.data for x in (a, b))
-            left, right = left.astype(np.float32), right.astype(np.float32)
-            total = d.data.copy()
-            for k in range(left.shape[1]):
-                total += left[:, k, None] * right[None, k]
-            return interpreter.TensorHandle(total, d.dtype.scalar)
-
-        with patch.object(interpreter.InterpreterBuilder, "create_dot", create_dot):
-            return function(*arguments, **named)
-
-    return ordered  # type: ignore[return-value]
-
-
-@one_order
+@products_in_order()
 def products(form: str, dtype: str) -> list[tuple[bool, bool]]:
     """Says whether rows have the same bits in products of 1, 7, 64 and 70 rows, and for some of a weight's columns; and
     whether any bit differs from those of the tile that depends on the number of rows (a product that can fail).
@@ -103,7 +69,7 @@ def _product(x: Tensor, weight: Stored, bias: Tensor, *, exact: bool) -> tuple[T
     return out, [call.kernel for call in calls]
 
 
-@one_order
+@products_in_order()
 def grouped_products(form: str, dtype: str) -> bool:
     """Says whether an expert's rows have the same bits beside any rows of other experts."""
     torch.manual_seed(4)
@@ -161,7 +127,7 @@ def combined_experts(dtype: str) -> list[float]:
     return checks
 
 
-@one_order
+@products_in_order()
 def attention(length: int, dtype: str, cache: str = "", **rule: object) -> bool:
     """Says whether tokens of a request of ``length`` tokens have the same attention in one step with all of them, in a
     chunk, in a mixed step, and decoded alone and beside others.

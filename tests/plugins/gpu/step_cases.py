@@ -25,6 +25,7 @@ from enginewright.plugins.gpu.sampling import (
 from enginewright.plugins.gpu.sampling_calls import SamplingMemory, sampling_calls
 from enginewright.plugins.gpu.step_calls import (
     Stored,
+    activation_call,
     embedding_call,
     gated_activation_call,
     laid_by_group,
@@ -93,6 +94,11 @@ def activations(dtype: str) -> list[float]:
             out = torch.empty(rows, size, dtype=x.dtype)
             run(gated_activation_call(x, out, kind))
             checks.append(difference(out, REFERENCES["gated_activation"](x.float(), kind)))
+            ones = torch.cat([x[:, :size].float(), torch.ones(rows, size)], 1)
+            strided = torch.empty(rows, size // 5, 6, 5, dtype=x.dtype)[:, :, :5].permute(0, 3, 1, 2)
+            run(activation_call(x[:, :size].unflatten(1, (5, -1, 1)).expand(strided.shape), strided, kind))
+            meant = REFERENCES["gated_activation"](ones, kind).unflatten(1, (5, -1, 1))
+            checks.append(difference(strided, meant.expand(strided.shape)))
     return checks
 
 

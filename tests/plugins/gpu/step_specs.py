@@ -137,6 +137,10 @@ def _activation(gpu: GpuLimits) -> Call:
     return calls.gated_activation_call(_new(ROWS, 2 * INNER), _new(ROWS, INNER), "silu")
 
 
+def _sigmoid(gpu: GpuLimits) -> Call:
+    return calls.activation_call(_new(ROWS, HEADS), _new(ROWS, HEADS), "sigmoid")
+
+
 def _product(form: str, rows: int, gpu: GpuLimits) -> Call:
     weight = _stored(form, HIDDEN, size=INNER)
     return calls.product_call(_new(rows, INNER), weight, None, _new(rows, HIDDEN), gpu)
@@ -209,6 +213,7 @@ _CALLS: dict[str, Callable[[GpuLimits], Call]] = {
     "row sums": _row_sums,
     **{of: partial(_combined_experts, i) for i, of in enumerate(("invert order", "combine experts"))},
     "gated silu": _activation,
+    "sigmoid": _sigmoid,
     **{f"product {form}, 16 rows": partial(_product, form, 16) for form in ("int8", "int4", "uint4", "fp8")},
     **{f"product {form}, 32 rows": partial(_product, form, 32) for form in ("int8", "int4", "uint4", "fp8")},
     **{f"product {form}, 64 rows": partial(_product, form, 64) for form in ("int8", "int4", "uint4", "fp8")},

@@ -5,6 +5,7 @@ Interpreted kernels show the order of tiles and sums. Only a GPU can show what i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -17,13 +18,13 @@ import pytest
 from enginewright import LLM, SamplingParams
 from enginewright.optimizer.export import export
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter
+from enginewright.plugins.gpu.jit_launcher import products_in_order
 from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.scheduler.step_times import DecodeTimes
 from enginewright.runtime.shared.errors import EnginewrightError, RequestError
 from tests.conftest import make_tiny_model
 from tests.plugins.cuda.serve import exact_logits
 from tests.plugins.cuda.serve.test_executor_families import CASES
-from tests.plugins.gpu.exact_cases import one_order
 from tests.triton_interpreter import interpreter as interpreter
 
 
@@ -32,9 +33,23 @@ def test_families_have_the_same_bits_in_any_batch(case: str, interpreter: Proces
     assert interpreter.submit(exact_logits.logits_of_batches, case).result() == []
 
 
+def test_functions_have_the_same_bits_in_steps_of_any_size(repository: Path, interpreter: ProcessPoolExecutor) -> None:
+    """Of all functions that a program may have. A library may compute the last elements of a tensor in another way."""
+    source = (repository / "plugins/cpu/kernels/elementwise_functions.h").read_text(encoding="utf-8")
+    functions = {fn: int(count) for fn, count in re.findall(r"(?:vector|scalar)\((\w+), (\d),", source)}
+    assert len(functions) > 30
+    assert interpreter.submit(exact_logits.functions_by_place, functions).result() == []
+
+
+def test_a_hybrid_has_the_same_bits_in_any_batch(interpreter: ProcessPoolExecutor) -> None:
+    """Its gates are elementwise functions of a few numbers for each token."""
+    assert interpreter.submit(exact_logits.logits_of_batches, "bailing_hybrid", (7,)).result() == []
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_all_families_have_the_same_bits_in_any_batch(case: str, interpreter: ProcessPoolExecutor) -> None:
-    assert interpreter.submit(exact_logits.logits_of_batches, case).result() == []
+    """Short requests suffice for what families don't share; what they share has long ones, above and below."""
+    assert interpreter.submit(exact_logits.logits_of_batches, case, (7,), length=14).result() == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +112,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "exact.bundle"
 
 
-@one_order
+@products_in_order()
 def answers(
     bundle: Path, batches: list[list[list[int]]], disk: int = 0, **options: Any
 ) -> tuple[list[list[int]], list[list[float]], Mapping[str, Any] | None]:
