@@ -5,7 +5,7 @@
 #   BENCH         options of bench-peers, such as "--quick" or "--models smollm2"
 #   TESTS         the tests that coverage runs, such as tests/passes; by default those of "make test"
 #   RESULTS       a JSON file for what the tests of soak came to, file by file
-#   PACKED        the folder that gpu-check takes; STAGES which of A to E it runs, FOUND where to it writes
+#   PACKED        the folder that gpu-check takes; STAGES which of A to F it runs, FOUND where to it writes
 #   AVX512        OFF: sanitize leaves out the kernels of AVX-512, whose compiling and tests take longest
 #   MATRIX        1: the Python tests of CI's tier too, which takes less time than one tier after the other
 

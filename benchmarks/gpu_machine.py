@@ -16,6 +16,9 @@ Mode = Literal["gpu", "looked-up", "interpreted"]
 CAPABILITY = "9.0"
 """The compute capability that packed kernels are compiled for."""
 
+EXACT = "-exact"
+"""The end of the name of what was packed for exact steps."""
+
 
 class NotMeasuredError(Exception):
     """A figure that isn't measured here, and why."""

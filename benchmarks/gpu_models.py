@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_kernels import BLOCK_SIZE, GIB
-from gpu_machine import Figure, Machine, NotMeasuredError, Record
+from gpu_machine import EXACT, Figure, Machine, NotMeasuredError, Record
 from gpu_places import placed
 
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, Place
@@ -54,7 +54,13 @@ class Steps:
         self._program = LoweredProgram.from_json((self.folder / "program.json").read_bytes())
         self._groups = self._program.cache_groups
         self.place = machine.place("meta" if machine.mode == "looked-up" else "cpu")
-        self._launcher = machine.launcher(name, self.place)
+        self._launchers: dict[bool, Any] = {}
+
+    def _launcher(self, *, exact: bool) -> Any:
+        """The launcher of the program's kernels, or of those of exact steps."""
+        if exact not in self._launchers:
+            self._launchers[exact] = self._machine.launcher(self.folder.name + EXACT * exact, self.place)
+        return self._launchers[exact]
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -81,10 +87,10 @@ class Steps:
                 tensors[use.name] = weight.normal_(0, 0.02)
         return tensors
 
-    def opened(self, requests: int, blocks: int, *, graphs: bool) -> CudaSteps:
+    def opened(self, requests: int, blocks: int, *, graphs: bool, exact: bool = False) -> CudaSteps:
         """Opens the steps for so many requests of so many blocks, with caches of random values. Raises
         NotMeasuredError."""
-        section = self._machine.section
+        section, launcher = self._machine.section, self._launcher(exact=exact)
         limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
         weights = self.weights
         pools = {group.name: requests * (1 if group.kind == STATE else blocks) for group in self._groups}
@@ -97,15 +103,16 @@ class Steps:
         bound = CudaProgram(
             self._program,
             weights,
-            Place(self.place.device, self.place.gpu, self._launcher, self.place.processors),
+            Place(self.place.device, self.place.gpu, launcher, self.place.processors),
             blocks=pools,
             limits=limits,
+            exact=exact,
         )
         for pools in bound.pools.values():
             for memory in pools[:2]:  # without scales
                 memory.normal_()
         vocab = self._program.outputs["logits"].shape[1].constant
-        return CudaSteps(bound, vocab, self._launcher, self.place.capture if graphs else None)
+        return CudaSteps(bound, vocab, launcher, self.place.capture if graphs else None)
 
     def input(self, requests: Requests, blocks: int, *, sampled: bool = True, rows: int = 1) -> StepInput:
         """A step of these requests, whose blocks lie scattered. The last ``rows`` tokens of each have logits."""
@@ -202,15 +209,38 @@ class Steps:
         steps.close()
         return record
 
-    def beside(self, counts: Sequence[int], new: int, past: int) -> Record:
-        """Compares the logits of one request alone with those beside others, of steps of so many requests alike."""
-        blocks = -(-(new + past) // BLOCK_SIZE)
-        steps = self.opened(max(counts), blocks, graphs=False)
+    def exact(self) -> Iterator[Figure]:
+        """One request's bits alone and in company, in exact steps and in others; then the price of exact steps."""
+        small, label = self._machine.mode == "interpreted", {"model": self._name}
+        decode, prompt = ((1, 40), (5, 0)) if small else ((1, 300), (32, 0))
+        kinds = {"decodes": (decode, decode), "prompts": (prompt, prompt), "a decode beside prompts": (decode, prompt)}
+        for exact, (kind, requests) in itertools.product((True, False), kinds.items()):
+            names = {"figure": "bits", **label, "exact": exact, "of": kind}
+            yield names, partial(self._bits, (1, 2, 4) if small else (1, 7, 64), *requests, exact=exact)
+        for batch, context in ((1, 40),) if small else ((1, 128), (16, 2048), (64, 2048), (256, 128)):
+            names = {"figure": "price", **label, "batch": batch, "context": context}
+            yield names, partial(self._price, partial(self._decode, batch, context, graphs=self._machine.gpu))
+        length = 40 if small else 2048
+        yield {"figure": "price", **label, "prompt": length}, partial(self._price, partial(self._first_token, length))
+
+    def _price(self, measure: Callable[..., Record]) -> Record:
+        """Milliseconds of a step that isn't exact and of one that is. ``price``: the share that the latter takes more;
+        the aim is 0.03."""
+        plain, exact = (measure(exact=exact)["ms"] for exact in (False, True))
+        return {"ms": plain, "exact ms": exact, "price": exact / plain - 1}
+
+    def _bits(self, counts: Sequence[int], mine: tuple[int, int], others: tuple[int, int], *, exact: bool) -> Record:
+        """Compares the logits of a request alone with those beside others, in steps of so many requests."""
+        if self._machine.mode == "looked-up":
+            raise NotMeasuredError("nothing is computed where kernels are looked up alone")
+        blocks = -(-max(map(sum, (mine, others))) // BLOCK_SIZE)
+        steps = self.opened(max(counts), blocks, graphs=False, exact=exact)
         alone, by_count = None, {}
         for count in counts:
-            step = self.input([(new, past)] * count, blocks, sampled=False)
+            requests = [mine] + [others] * (count - 1)
+            step = self.input(requests, blocks, sampled=False)
             table = np.arange(count * blocks, dtype=np.int32).reshape(count, blocks)
-            positions, of = step.positions, np.repeat(np.arange(count), new)
+            positions, of = step.positions, np.repeat(np.arange(count), [new for new, _ in requests])
             slots = (table[of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).astype(np.int32)
             groups = [group.name for group in self._groups]
             ids = step.ids + 5 * of.astype(np.int32)  # others say something else
@@ -227,12 +257,13 @@ class Steps:
                 "same token": bool(row.argmax() == alone.argmax()),
             }
         steps.close()
-        return by_count
+        right = {"right": not any(of["other bits"] for of in by_count.values())} if exact else {}
+        return {**by_count, **right}
 
-    def _decode(self, batch: int, context: int, *, graphs: bool) -> Record:
+    def _decode(self, batch: int, context: int, *, graphs: bool, exact: bool = False) -> Record:
         count = 40 if self._machine.gpu else 2
         blocks = -(-(context + count) // BLOCK_SIZE)
-        steps = self.opened(batch, blocks, graphs=graphs)
+        steps = self.opened(batch, blocks, graphs=graphs, exact=exact)
         started, waited = [], []
         for n in range(count):
             step = self.input([(1, context + n)] * batch, blocks)
@@ -258,9 +289,9 @@ class Steps:
         steps.close()
         return record
 
-    def _first_token(self, length: int) -> Record:
+    def _first_token(self, length: int, *, exact: bool = False) -> Record:
         chunk, blocks = self._machine.section.chunk, -(-length // BLOCK_SIZE)
-        steps, times = self.opened(1, blocks, graphs=False), []
+        steps, times = self.opened(1, blocks, graphs=False, exact=exact), []
         for _ in range(4 if self._machine.gpu else 1):
             begin = time.perf_counter()
             for at in range(0, length, chunk):

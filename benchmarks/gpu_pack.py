@@ -22,6 +22,7 @@ import torch
 import transformers
 import triton
 from gpu_kernels import cases, narrow_described, note, tiled_described
+from gpu_machine import EXACT
 from gpu_models import generate, serve
 from gpu_places import section_of
 from gpu_served import INDEX
@@ -47,10 +48,12 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter, lower_for_gpus
+from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.cuda.serve.kernels import TILES_FILE, SpecCollector, specs_of
 from enginewright.plugins.engines.gpus import DEFAULT as ENGINE_GPUS
 from enginewright.plugins.gpu.compile_ahead import files_of
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
+from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.gpu.tiles import TileCase, gpu_of, number_of
 from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.shared.lowered_program import LoweredProgram
@@ -130,8 +133,8 @@ def pack(
     ``products``: of those with narrow weights. ``tiles``: the candidates of tile_sweep.py. ``served.json``: tokens of
     many requests. ``engines-*.bundle``: of TensorRT-RTX, where that is installed. ``wheels``: those of gpu_wheels.py
     for ``pythons``. ``tiny``: a little of each but engines, as a test needs it. With ``tiles`` there are wheels, and
-    ``product-tiles``: products with every tile. With ``service`` it is what stage E takes: ``tiny.bundle``,
-    ``smol.bundle`` without its weights, programs, and a server's wheels.
+    ``product-tiles``: products with every tile. With ``service`` it is what stages E and F take: ``tiny.bundle``,
+    ``smol.bundle`` without its weights, programs, all of these but one also with exact steps, and a server's wheels.
     """
     with tempfile.TemporaryDirectory() as scratch:
         if tiles:
@@ -159,21 +162,30 @@ def _fill_tiles(folder: Path, capability: str) -> None:
 
 def _fill_service(folder: Path, capability: str, *, tiny: bool) -> None:
     _say_what(folder, capability, ())
-    _pack_served(folder / "tiny.bundle", {**SIZES["tiny"], "num_key_value_heads": 1}, 300, capability)
-    if not tiny:
-        _pack_served(folder / "smol.bundle", SMOL, SMOL["vocab_size"], capability)
-        for blob in json.loads((folder / "smol.bundle" / INDEX).read_text())["blobs"]:
-            (folder / "smol.bundle" / blob["file"]).unlink()
-    with KernelCompiler(available_threads()) as compiler:
-        _pack_program(folder / "tiny", "tiny", capability, compiler)
+    for end in ("", EXACT):
+        _pack_served(folder / f"tiny{end}.bundle", {**SIZES["tiny"], "num_key_value_heads": 1}, 300, capability)
         if not tiny:
-            _pack_program(folder / "moe", "moe", capability, compiler)
-            _pack_program(folder / "hybrid", "hybrid", capability, compiler)
-            _pack_narrow(folder / "8b-fp8", "8b-fp8", capability, compiler)
+            bundle = folder / f"smol{end}.bundle"
+            _pack_served(bundle, SMOL, SMOL["vocab_size"], capability)
+            for blob in json.loads((bundle / INDEX).read_text())["blobs"]:
+                (bundle / blob["file"]).unlink()
+    with KernelCompiler(available_threads()) as compiler:
+        for name in ("tiny",) if tiny else ("tiny", "moe", "hybrid", "8b", "8b-fp8"):
+            (_pack_narrow if name in NARROW else _pack_program)(folder / name, name, capability, compiler)
+            if name != "hybrid":  # whose states a step changes, so that figures don't repeat it
+                pack_exact(folder / name, capability, compiler)
+
+
+def pack_exact(folder: Path, capability: str, compiler: KernelCompiler) -> None:
+    """Writes the kernels of exact steps of a packed program into a folder beside it."""
+    beside = folder.with_name(folder.name + EXACT)
+    beside.mkdir()
+    program = LoweredProgram.from_json((folder / "program.json").read_bytes())
+    _write_kernels(beside, program, section_of(capability, exact=True), compiler)
 
 
 def _pack_served(bundle: Path, sizes: Mapping[str, Any], vocab: int, capability: str) -> None:
-    """A bundle of a random Llama with a tokenizer, by int8."""
+    """A bundle of a random Llama with a tokenizer, by int8; of exact steps if its name says so."""
     with tempfile.TemporaryDirectory() as scratch:
         torch.manual_seed(0)
         special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -183,12 +195,13 @@ def _pack_served(bundle: Path, sizes: Mapping[str, Any], vocab: int, capability:
         _tokenizer(vocab).save_pretrained(scratch)
         recipe = load_recipe("int8")
         weights = recipe.weights.model_copy(update={"smooth": False})  # of random weights nothing is to be gained
+        engines = EnginesSection(exact=bundle.stem.endswith(EXACT))
         measure = SourceLogits.measure
         with patch.object(SourceLogits, "measure", lambda *given: measure(*given[:3], 8)):  # nobody reads the report
             export(
                 scratch,
                 bundle,
-                recipe=recipe.model_copy(update={"weights": weights}),
+                recipe=recipe.model_copy(update={"weights": weights, "engines": engines}),
                 targets=("cuda",),
                 gpus=[capability],
             )
@@ -347,7 +360,7 @@ def _pack_program(folder: Path, name: str, capability: str, compiler: KernelComp
     (folder / "program.json").write_text(lowering.program.to_json())
     if isinstance(config, LlamaConfig):  # those whose logits are compared with transformers'
         (folder / "weights.json").write_text(json.dumps(_sources_of(lowering)) + "\n")
-    _write_kernels(folder, lowering.program, capability, compiler)
+    _write_kernels(folder, lowering.program, section_of(capability), compiler)
 
 
 def _pack_narrow(folder: Path, name: str, capability: str, compiler: KernelCompiler) -> None:
@@ -357,7 +370,7 @@ def _pack_narrow(folder: Path, name: str, capability: str, compiler: KernelCompi
     program = planned_model(folder, [recipe], targets=("cuda",)).programs[0].program
     assert program is not None
     (folder / "program.json").write_text(program.to_json())
-    _write_kernels(folder, program, capability, compiler)
+    _write_kernels(folder, program, section_of(capability), compiler)
 
 
 def _sources_of(lowering: Lowering) -> Mapping[str, Any]:
@@ -373,10 +386,10 @@ def _sources_of(lowering: Lowering) -> Mapping[str, Any]:
     return sources
 
 
-def _write_kernels(folder: Path, program: LoweredProgram, capability: str, compiler: KernelCompiler) -> None:
-    number = number_of(capability)
+def _write_kernels(folder: Path, program: LoweredProgram, section: CudaSection, compiler: KernelCompiler) -> None:
+    number = number_of(section.compute_capabilities[0])
     collector = SpecCollector(number, compiler.compile, compiler.start)
-    launched = specs_of(program, section_of(capability), collector)
+    launched = specs_of(program, section, collector)
     (folder / TILES_FILE.format(number)).write_text(launched.tiles_json())
     for spec in launched.found:
         for file, content in files_of(compiler.compile(spec)).items():

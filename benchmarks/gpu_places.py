@@ -17,16 +17,16 @@ from enginewright.plugins.cuda.serve.ops import Launcher
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.carried_kernels import read_by_stem
 from enginewright.plugins.gpu.cuda_driver import Device, Graph
-from enginewright.plugins.gpu.jit_launcher import JitLauncher
+from enginewright.plugins.gpu.jit_launcher import JitLauncher, products_in_order
 from enginewright.plugins.gpu.sampling import missing_kernels
 from enginewright.plugins.gpu.specs import SamplingKernel
 from enginewright.plugins.gpu.tiles import GpuLimits, gpu_of, number_of
 
 
-def section_of(capability: str) -> CudaSection:
+def section_of(capability: str, *, exact: bool = False) -> CudaSection:
     """The section that programs are packed for; packing and running must use the same one."""
     sizes = {"requests": 256, "chunk": 2048}
-    return CudaSection(compute_capabilities=(capability,), dtype="bf16", **sizes)
+    return CudaSection(compute_capabilities=(capability,), dtype="bf16", exact=exact, **sizes)
 
 
 class Place(Protocol):
@@ -85,6 +85,8 @@ class Rehearsal:
     def __init__(self, capability: str, *, interpreted: bool, device: str = "cpu") -> None:
         self.gpu = gpu_of(number_of(capability))
         self.device, self._interpreted = torch.device(device), interpreted
+        if interpreted:
+            products_in_order().__enter__()  # until the process ends
 
     def entered(self) -> AbstractContextManager[None]:
         """Returns a context that does nothing: there is no stream."""

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from gpu_machine import Figure, Machine, NotMeasuredError, Record
+from gpu_machine import EXACT, Figure, Machine, NotMeasuredError, Record
 from gpu_places import placed
 
 INDEX = "weights/index.json"
@@ -308,11 +308,12 @@ def late(llm: Any) -> Record:
 
 
 @contextmanager
-def _opened(machine: Machine, requests: int) -> Iterator[Any]:
+def _opened(machine: Machine, requests: int, *, exact: bool = False) -> Iterator[Any]:
     """The larger model; the tiny one where it is interpreted."""
     from enginewright import LLM
 
-    bundle = machine.packed / ("tiny.bundle" if machine.mode == "interpreted" else "smol.bundle")
+    name = "tiny" if machine.mode == "interpreted" else "smol"
+    bundle = machine.packed / f"{name}{EXACT * exact}.bundle"
     write_weights(bundle)
     context, memory = (1024, "6GiB") if machine.mode != "interpreted" else (128, "64MiB")
     place = None if machine.gpu else machine.place()
@@ -490,47 +491,31 @@ def _quantiles(values: Sequence[float]) -> Record:
     return {str(q): round(float(np.quantile(values, q)) * 1e3, 2) for q in (0.5, 0.9, 0.99, 1.0)}
 
 
-# ---- one request in the company of others
+# ---- exact mode
 
 
-def invariance(machine: Machine) -> Iterator[Figure]:
-    """One request alone and beside others: how many of its bits differ."""
-    from gpu_models import Steps
-
-    for name in ("8b-fp8", "moe"):
-        if machine.gpu or (machine.packed / name).is_dir():
-            yield {"figure": "logits", "model": name}, partial(_bits_of_logits, machine, Steps, name)
-    yield {"figure": "tokens"}, partial(_same_tokens, machine)
+def exact(machine: Machine) -> Iterator[Figure]:
+    """Greedy tokens of one request of the served model alone and beside others, exact and not."""
+    for is_exact in (True, False):
+        yield {"figure": "tokens", "exact": is_exact}, partial(_same_tokens, machine, exact=is_exact)
 
 
-def _bits_of_logits(machine: Machine, steps_of: Any, name: str) -> Record:
-    _executed(machine)
-    counts = (1, 7, 64) if machine.gpu else (1, 2, 4)
-    steps = steps_of(machine, name)
-    by_kind = {}
-    for what, (new, past) in {"decode": (1, 300), "prompt": (32, 0)}.items():
-        if not machine.gpu:
-            new, past = min(new, 5), min(past, 40)
-        by_kind[what] = steps.beside(counts, new, past)
-    return {"requests": counts, **by_kind}
-
-
-def _same_tokens(machine: Machine) -> Record:
-    """Greedy tokens of one request of the served model, alone and among others: where they differ first."""
+def _same_tokens(machine: Machine, *, exact: bool) -> Record:
+    """Greedy tokens and log-probabilities of one request in several batches: where they differ first from those
+    alone."""
     from enginewright import SamplingParams
 
     _executed(machine)
     counts, tokens = ((1, 7, 64), 64) if machine.gpu else ((1, 2), 3)
-    with _opened(machine, max(counts)) as llm:
+    with _opened(machine, max(counts), exact=exact) as llm:
         vocab = llm.model.vocab_size
         first_prompt = _prompts(1, 8, 8, 3, vocab)
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=2)
         by_count = {}
         for count in counts:
             llm.delete_prefixes()
-            answer = llm.generate(first_prompt + _prompts(count - 1, 8, 200 if machine.gpu else 12, 4, vocab), params)[
-                0
-            ]
+            others = _prompts(count - 1, 8, 200 if machine.gpu else 12, 4, vocab)
+            answer = llm.generate(first_prompt + others, params)[0]
             by_count[count] = list(answer.token_ids), [one.logprob for one in answer.logprobs or ()]
     tokens_alone, logprobs_alone = by_count[1]
     result: Record = {}
@@ -539,4 +524,5 @@ def _same_tokens(machine: Machine) -> Record:
         same = ids[:apart] if apart is not None else ids
         bits = sum(a != b for a, b in zip(logprobs[: len(same)], logprobs_alone, strict=False))
         result[str(count)] = {"first other token": apart, "logprobs with other bits": bits, "of": len(same)}
-    return {"requests": counts, **result}
+    right = {"right": all(of == by_count[1] for of in by_count.values())} if exact else {}
+    return {"requests": counts, **result, **right}

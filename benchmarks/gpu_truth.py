@@ -6,7 +6,8 @@
 A is facts, roofs, kernels and tiles, B the cuda target from end to end, C narrow products, attention beside others,
 engines, and the tests that compile. D times every tile of narrow products; its pack is another (--tiles). E is the
 target as a service: what is left after a lost GPU, many requests at once, arrivals; steps of experts and of a hybrid.
-Its pack is another (--service).
+F is exact mode: a request's bits alone, beside 6 others and beside 63, and the price. E and F share another pack
+(--service).
 
 A stage ends within 9 minutes. Each part of it is a process group of its own with a limit of its own, and in it each
 figure stands by itself: one that fails, or that there is no memory for, is a line too, and the next one is measured.
@@ -240,6 +241,16 @@ def few_steps(name: str) -> Callable[[Machine], Iterator[Figure]]:
     return part
 
 
+def exact_steps(name: str) -> Callable[[Machine], Iterator[Figure]]:
+    def part(machine: Machine) -> Iterator[Figure]:
+        """A model's bits in exact steps of 1, 7 and 64 requests, and the price of these steps."""
+        from gpu_models import Steps
+
+        return Steps(machine, name).exact()
+
+    return part
+
+
 def drawing(machine: Machine) -> Iterator[Figure]:
     """Measures the cost of sampling next to a step of a full batch."""
     from gpu_models import Steps
@@ -360,7 +371,13 @@ STAGES: dict[str, dict[str, Part]] = {
         "steps hybrid": Part(few_steps("hybrid"), 40),
         "drawing": Part(drawing, 35),
         "arrivals": Part(_of_service("arrivals"), 100),
-        "invariance": Part(_of_service("invariance"), 50),
+    },
+    "F": {
+        "facts": Part(facts, 20),
+        "exact 8b": Part(exact_steps("8b"), 100),
+        "exact 8b fp8": Part(exact_steps("8b-fp8"), 100),
+        "exact moe": Part(exact_steps("moe"), 80),
+        "exact served": Part(_of_service("exact"), 80),
     },
 }
 
@@ -556,7 +573,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rehearse", choices=["looked-up", "interpreted"], help="without a GPU")
     parser.add_argument("--free", type=int, default=139 << 30, help="of a rehearsal: bytes that a GPU would have free")
     parser.add_argument("--tiles", action="store_true", help="of pack: what stage D takes, and nothing else")
-    parser.add_argument("--service", action="store_true", help="of pack: what stage E takes, and nothing else")
+    parser.add_argument("--service", action="store_true", help="of pack: what stages E and F take, and nothing else")
     parser.add_argument("--tiny", action="store_true", help="of pack: tiny models alone, as a test has them")
     for hidden in ("--part", "--after", "--most"):
         parser.add_argument(hidden, help=argparse.SUPPRESS, type=str if hidden == "--part" else int)

@@ -34,7 +34,7 @@ def test_families_have_the_same_bits_in_any_batch(case: str, interpreter: Proces
 
 
 def test_functions_have_the_same_bits_in_steps_of_any_size(repository: Path, interpreter: ProcessPoolExecutor) -> None:
-    """Of all functions that a program may have. A library may compute the last elements of a tensor in another way."""
+    """All functions that a program may have: a library may compute the last elements of a tensor in another way."""
     source = (repository / "plugins/cpu/kernels/elementwise_functions.h").read_text(encoding="utf-8")
     functions = {fn: int(count) for fn, count in re.findall(r"(?:vector|scalar)\((\w+), (\d),", source)}
     assert len(functions) > 30
