@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -32,7 +33,7 @@ from enginewright.plugins.cuda.serve.steps import CudaSteps
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.gpu.tiles import GPUS
-from enginewright.plugins.ranks.messages import packed_step, unpacked_step
+from enginewright.plugins.ranks.messages import Mail, packed_step, unpacked_step
 from enginewright.plugins.steps.packed_steps import StepLimits
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.ranks.partition import Partition
@@ -246,7 +247,8 @@ def opened(path: Path, **more: Any) -> LLM:
 
 def answers(path: Path, **more: Any) -> list[tuple[int, ...]]:
     with opened(path, **more) as llm:
-        return [tuple(r.outputs[0].token_ids) for r in llm.generate(PROMPTS, PARAMS, progress=False)]
+        results = llm.generate(PROMPTS, PARAMS, progress=False, raise_errors=True)
+        return [tuple(result.outputs[0].token_ids) for result in results]
 
 
 @pytest.mark.parametrize(
@@ -284,6 +286,51 @@ def test_a_rank_that_is_killed_is_named_and_none_stays(bundle: Path, interpreter
     assert "rank 1" in later
     assert there == [False]
     assert again == interpreter.submit(answers, bundle).result()
+
+
+def sent(path: Path, place: str) -> tuple[list[tuple[int, ...]] | str, list[bytes], int]:
+    """Returns the answers, or the error, of two ranks of which the first runs out of memory once: in a step's
+    "sampling", or "behind" its computation. Also returns the steps that the other rank got, and how many rank 0 ran.
+    """
+    posted, failing = list[bytes](), [True]
+    ran = 0
+    post, run, draw = Mail.post, CudaSteps._run, CudaSteps._draw
+
+    def fail_in(here: str) -> None:
+        if place == here and failing and failing.pop():
+            raise torch.OutOfMemoryError("tried to allocate")
+
+    def counted_post(mail: Mail, step: Any, copies: Any) -> None:
+        posted.append(step.tobytes())
+        post(mail, step, copies)
+
+    def counted_run(steps: CudaSteps, *given: Any) -> None:
+        nonlocal ran
+        ran += 1
+        run(steps, *given)
+        fail_in("behind")
+
+    def drawn(steps: CudaSteps, *given: Any) -> Any:
+        tokens = draw(steps, *given)
+        fail_in("sampling")
+        return tokens
+
+    with patch.object(Mail, "post", counted_post), patch.multiple(CudaSteps, _run=counted_run, _draw=drawn):
+        try:
+            return answers(path, ranks=2), posted, ran
+        except EnginewrightError as e:
+            return e.message, posted, ran
+
+
+@pytest.mark.matrix
+def test_ranks_get_no_step_twice(bundle: Path, interpreter: ProcessPoolExecutor) -> None:
+    """The others have computed it, and wait for the next one: a second run on one rank would wait for them forever."""
+    tokens, posted, ran = interpreter.submit(sent, bundle, "sampling").result()
+    assert tokens == interpreter.submit(answers, bundle).result()
+    assert len(posted) == len(set(posted)) == ran >= 4
+    error, posted, ran = interpreter.submit(sent, bundle, "behind").result()
+    assert "the GPU has none left for a step" in str(error)
+    assert len(posted) == ran == 1
 
 
 FAULT = """
