@@ -117,9 +117,6 @@ def command_page() -> str:
 # The server
 
 
-REFUSED_LINE = "Refused, unless the value is null, empty or the one that has no effect:"
-
-
 def rule_lines(rules: Mapping[str, Only]) -> Iterator[str]:
     """An item of a list for the fields of each reason to refuse one."""
     by_reason: dict[str, list[str]] = {}
@@ -139,7 +136,7 @@ def protocol_lines(title: str, kinds: tuple[type[Fields], ...]) -> Iterator[str]
     refused = {name: rule for kind in kinds for name, rule in kind.refused.items()}
     ignored = sorted(set().union(*(kind.harmless for kind in kinds)) - HINTS)
     yield from ("", f"### {title}", "", "Taken:", "", *block(fields_of(kinds)), "")
-    yield from (REFUSED_LINE, "", *rule_lines(refused))
+    yield from ("Refused:", "", *rule_lines(refused))
     if ignored:
         yield from ("", "Ignored:", "", *block(ignored))
 
@@ -185,6 +182,8 @@ def server_page() -> str:
         "",
         "## Fields of a body",
         "",
+        "A refused field may be there if its value is null, empty or has no effect.",
+        "",
         "### Chat completions and completions",
         "",
         "Taken by both. A field of [SamplingParams](python-reference.md) has the same meaning here.",
@@ -201,7 +200,7 @@ def server_page() -> str:
         "",
         f"Other names: {', '.join(f'`{name}` for `{field}`' for name, field in renamed.items())}.",
         "",
-        REFUSED_LINE,
+        "Refused:",
         "",
         *rule_lines(Body.refused),
         "",
