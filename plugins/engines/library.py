@@ -217,7 +217,7 @@ class Engine:
         return "" if self._cache is None else self._cache.state
 
     def close(self) -> None:
-        """Destroys it; its contexts must be closed. Keeps the kernels that the library compiled."""
+        """Destroys the engine, whose contexts must be closed. Stores the kernels that the library compiled."""
         if self._cache is not None:
             self._cache.save()
             self._cache = None
@@ -247,7 +247,7 @@ class Context:
         return check is None or bool(check(self._device.stream))
 
     def close(self) -> None:
-        """Destroys it; it must not be running."""
+        """Destroys the context, which must not be running."""
         del self._api
 
     def bind(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:

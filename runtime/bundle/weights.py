@@ -442,7 +442,7 @@ _EXPANDED_ELEMENTS = 1 << 17
 
 
 def expand(stored: Array, entry: TensorEntry, into: npt.NDArray[np.uint8]) -> None:
-    """Expands rows of a tensor with ``stored_as`` to its type and layout.
+    """Expands rows of a tensor from the format ``stored_as`` to the type and layout that kernels read.
 
     Args:
         stored: the blocks of these rows, as bytes. The first row begins a matrix, or a panel of 32 rows.

@@ -139,7 +139,7 @@ class EngineLoop:
         return self.stop()
 
     def stop(self) -> bool:
-        """Does what ``close`` does, but calls no listener."""
+        """Stops the engine's thread as ``close`` does, with the same result, but calls no listener."""
         self._ended = self._ended or _closed_error
         self._listeners.clear()
         self._wakes.put(None)

@@ -68,7 +68,7 @@ def _pieces(engine: EngineLoop, requests: Sequence[Request]) -> Generator[Stream
 
 
 async def _apieces(engine: EngineLoop, requests: Sequence[Request]) -> AsyncGenerator[StreamPiece, None]:
-    """Does what ``_pieces`` does, for coroutines."""
+    """Yields the pieces of requests as ``_pieces`` does, for coroutines."""
     events, put = _async_queue()
     try:
         engine.submit(put, *requests)

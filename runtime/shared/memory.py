@@ -106,9 +106,10 @@ def return_freed_memory() -> None:
 
 
 def return_large_blocks_at_once() -> None:
-    """Makes glibc return large blocks to the system as soon as they are freed; otherwise does nothing.
+    """Makes glibc return large blocks to the system as soon as they are freed. Does nothing with another C library.
 
-    By default it raises its threshold with each large block that is freed, up to 32 MB. Then some hundred MB stay with
+    By default glibc raises its threshold with each large block that is freed, up to 32 MB. Then some hundred MB stay
+    with
     the process after tensors or request bodies of many sizes.
     """
     if sys.platform.startswith("linux") and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):

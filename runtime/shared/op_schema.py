@@ -46,8 +46,14 @@ class Input(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """An attribute: its name, its kind, True if every step has it, its description in docs, and the values that it may
-    have; () for any.
+    """An attribute of an op.
+
+    Attributes:
+        name: its name.
+        kind: the type of its values.
+        needed: True if every step has it.
+        about: its description in docs.
+        values: the values that it may have; () for any.
     """
 
     name: str

@@ -176,7 +176,7 @@ class PreparedRows(Prepared[Result]):
     rows: Rows
 
     def limit(self, most_bytes: int) -> None:
-        """Implements ``Prepared``."""
+        """Sets the most bytes of the prompt's rows; a request with more ends with a CapacityError."""
         self.rows.most_bytes = most_bytes
 
     def result(self) -> Result:
