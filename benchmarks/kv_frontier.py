@@ -74,6 +74,7 @@ FORMATS: Mapping[str, Cache] = {
     "6 odd, 4; rotated, one scale (k6v4)": Cache(odd(6), NORMAL_4),
     "5 odd, 4; rotated, one scale (k5v4)": Cache(odd(5), NORMAL_4),
     "5 odd, 4; rotated, one scale; keys centered": Cache(odd(5, centered=True), NORMAL_4),
+    "4, 4; rotated, one scale; the first and last 128 in 8 (k4v4)": Cache(NORMAL_4, NORMAL_4, first=128, recent=128),
     "4, 4; rotated, one scale": Cache(NORMAL_4, NORMAL_4),
     "4, 4; rotated, one scale; keys centered": Cache(turned(4, elements="normal", centered=True), NORMAL_4),
     "8, 4 rotated, one scale, odd": Cache(EIGHT, odd(4)),
@@ -140,6 +141,9 @@ FORMATS: Mapping[str, Cache] = {
 }
 """By name: widths of keys and values. The default is a scale for 32 numbers, and one for a head of 5 and more bits."""
 
+SHORT_WINDOWS = "k4v4, and 8, 8 rotated in layers with a short window"
+"""As it is built: a window of less than 1,024 tokens has 8 bits. The bits are those of layers with a whole context."""
+
 CHOICES: Mapping[str, Cache] = {
     "5, 4": Cache(odd(5), NORMAL_4),
     "6, 4": Cache(odd(6), NORMAL_4),
@@ -196,6 +200,12 @@ def measure(name: str, options: argparse.Namespace) -> None:
             continue
         if not _has(options.json, path.name, len(ids), label):
             _add(options.json, row(label, cache))
+    chosen = not options.only or SHORT_WINDOWS in options.only
+    if any(model.windows) and chosen and not _has(options.json, path.name, len(ids), SHORT_WINDOWS):
+        whole = FORMATS["4, 4; rotated, one scale; the first and last 128 in 8 (k4v4)"]
+        short = Cache(turned(8), turned(8))
+        built = row(SHORT_WINDOWS, [short if 0 < window < 1024 else whole for window in model.windows])
+        _add(options.json, built | {"bits": whole.bits_a_number(model.head)})
     if options.layers:
         choose_layers(model, row, options, path.name, len(ids))
 

@@ -187,6 +187,9 @@ class RoundedModel:
         config = self._model.config
         self.layers = int(config.num_hidden_layers)
         self.head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        # The tokens that each layer's window has; 0 for a layer with all of the context.
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * self.layers
+        self.windows = [config.sliding_window if kind == "sliding_attention" else 0 for kind in kinds]
         self._caches: Sequence[Cache] = ()
         self._means: dict[int, torch.Tensor] = {}
         self._largest: dict[int, torch.Tensor] = {}

@@ -16,7 +16,7 @@ from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.passes.ir.calls import LINEARS, Call, Piece, epilogue_of, owner_of, pieces_of
 from enginewright.passes.ir.scaling import Scaling
 from enginewright.passes.ir.value_name import ValueName
-from enginewright.passes.ops.quantized_cache import FEW_BITS, quantize_to_few_bits, stored_heads
+from enginewright.passes.ops.quantized_cache import FEW_BITS, NORMAL, quantize_to_few_bits, stored_heads
 from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
@@ -439,7 +439,9 @@ def _put_few_bits(
     integers, scales = quantize_to_few_bits(torch.from_numpy(np.ascontiguousarray(keys)), bits)
     heads, size = keys.shape[1:]
     planes, begin = [(integers.numpy().view(np.uint8).astype(np.int32), 8)], 0
-    if bits < 8:  # of keys: no format has them in 4 bits
+    if bits == 4:
+        planes = [(np.searchsorted(NORMAL, integers.numpy()), 4)]
+    elif bits < 8:
         codes = (integers.numpy().astype(np.int32) + 2**bits - 1) // 2
         planes = [(codes & 15, 4), (codes >> 4, bits - 4)]
     for values, width in planes:

@@ -240,7 +240,8 @@ def _print_counts(name: str, program: LoweredProgram) -> None:
             state = format_bytes(cache_block_bytes(group))
             _row("", f"states {group.name!r}: {len(group.layers)} layers, {state} a request and a snapshot")
             continue
-        window, keys = f", window {group.window}" if group.window else "", group.planes[0]
+        first = f" and the first {group.first}" if group.first else ""
+        window, keys = f", window {group.window}{first}" if group.window else "", group.planes[0]
         _row(
             "",
             f"KV cache {group.name!r}: {len(group.layers)} layers, {keys.heads} heads of "

@@ -257,8 +257,8 @@ class Memory:
 
     @property
     def kv_per_token(self) -> int:
-        """The bytes of keys and values of a token."""
-        groups = [group for group in self.program.cache_groups if not kind_of(group).fixed]
+        """The bytes of keys and values of a token, without a second cache of the ends of requests."""
+        groups = [group for group in self.program.cache_groups if not kind_of(group).fixed and not group.first]
         return sum(cache_block_bytes(group) // group.block_size for group in groups)
 
     @property

@@ -149,7 +149,7 @@ def measure(
 
 def _context(program: LoweredProgram, most: int) -> int:
     """Returns the tokens in each request's cache in a timed decode step; ``most`` is the model's context."""
-    per_token = sum(cache_block_bytes(group) / group.block_size for group in program.cache_groups)
+    per_token = sum(cache_block_bytes(group) / group.block_size for group in program.cache_groups if not group.first)
     for context in _CONTEXTS:
         if context <= most and BATCH * context * per_token <= _MOST_KV_BYTES:
             return context

@@ -28,7 +28,7 @@ from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, CacheGroup
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.step_schema import ATTENTION_PORTS, SLOTS, group_port, ports_in
 
-from ..ir.program import Program
+from ..ir.program import Program, cache_input
 from ..ir.provenance import WHERE
 
 aten, ew = torch.ops.aten, torch.ops.ew
@@ -165,7 +165,7 @@ def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt
         with program.fake_mode:
             value = torch.empty((blocks, group.block_size, *plane.shape), dtype=dtype)
         assert isinstance(value, FakeTensor)
-        caches.append(program.add_input(f"{plane.name}_cache:{layer}", value))
+        caches.append(program.add_input(cache_input(plane.name, layer), value))
     slots = inputs[group_port(SLOTS, group.name)]
     options = {"values_in_keys": True} if group.values_in_keys else {}
     write = program.call(ew.kv_write.default, *caches, arguments["k"], arguments["v"], slots, where=where, **options)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
+from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.runtime.shared.contracts import STATE
+from enginewright.runtime.shared.contracts import STATE, CacheGroup
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.kv_formats import KV_FORMATS, LONGEST_HEAD, ROTATED_CACHES, CacheDtype, head_multiples
+from enginewright.runtime.shared.step_schema import SLOTS, group_port
 
 from ..ir.program import Program
+from .keep_ends import LEAST_WINDOW, add_ends
 
 ew = torch.ops.ew
 
@@ -30,7 +33,8 @@ class RoundKvCache(Pass):
     """Makes every ``ew.kv_write`` round to the cache's format, which the cache groups get too, except those of states.
 
     Attention reads the keys and values of a chunk back from the cache, so it sees them rounded for any size of chunks.
-    Attention without a cache rounds them to bf16 if that is the format, which multiplies twice as fast.
+    Attention without a cache rounds them to bf16 if that is the format, which multiplies twice as fast. A format with
+    ends (``KvFormat.ends``) gets a second cache group for each group.
     """
 
     name = "round_kv_cache"
@@ -50,16 +54,30 @@ class RoundKvCache(Pass):
             return PassResult()
         self._check_heads(program, context)
         writes = program.nodes_of(ew.kv_write.default)
+        groups = {group.name: self._stored(group, context.recipe.cache) for group in program.cache_groups}
+        program.cache_groups = tuple(groups.values())
+        by_slots = {program.inputs[group_port(SLOTS, name)]: group for name, group in groups.items()}
+        with_ends: dict[str, list[Node]] = {}
         for node in writes:
-            node.args = (*node.args[:_PLACE], context.recipe.cache)
-        program.cache_groups = tuple(
-            group if group.kind == STATE else group.model_copy(update={"dtype": context.recipe.cache})
-            for group in program.cache_groups
-        )
+            group = by_slots[bound_arguments(node)["slots"]]
+            node.args = (*node.args[:_PLACE], group.dtype)
+            if KV_FORMATS[group.dtype].ends is not None:
+                with_ends.setdefault(group.name, []).append(node)
+        for name, of_group in with_ends.items():
+            add_ends(program, groups[name], of_group)
         attentions = program.nodes_of(ew.attention.default) if context.recipe.cache == "bf16" else []
         for node in attentions:
             node.kwargs = {**node.kwargs, "dtype": "bf16"}
         return PassResult(matched=len(writes) + len(attentions))
+
+    def _stored(self, group: CacheGroup, cache: CacheDtype) -> CacheGroup:
+        """Returns a cache group in the recipe's format, or in that of its ends if a window is so short that a second
+        cache of them would take more memory.
+        """
+        if group.kind == STATE:
+            return group
+        ends = KV_FORMATS[cache].ends
+        return group.model_copy(update={"dtype": ends if ends and 0 < group.window < LEAST_WINDOW else cache})
 
     def _check_heads(self, program: Program, context: PassContext) -> None:
         """Raises UnsupportedModelError naming a cache group whose heads the recipe's format doesn't support."""

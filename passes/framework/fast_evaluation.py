@@ -245,6 +245,8 @@ def _attend(target: Any, given: Mapping[str, Any]) -> torch.Tensor:
         arguments = of_one_request(given, start, stop)
         if target is not ew.attention.default:
             blocks = -(-int(given["kv_len"][i]) // given["k_cache"].shape[1])
-            arguments |= {"block_table": given["block_table"][i : i + 1, :blocks], "kv_len": given["kv_len"][i : i + 1]}
+            tables = [name for name in ("block_table", "ends_table") if given[name] is not None]
+            arguments |= {name: given[name][i : i + 1, :blocks] for name in tables}
+            arguments["kv_len"] = given["kv_len"][i : i + 1]
         results.append(target(**arguments))
     return torch.cat(results)

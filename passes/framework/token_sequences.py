@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.program import Program, cache_input
 from enginewright.runtime.shared.contracts import STATE
 from enginewright.runtime.shared.step_schema import (
     BLOCK_TABLE,
@@ -59,7 +59,8 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
         for layer in group.layers:
             for plane in group.planes:
                 shape = (table.numel(), group.block_size, *plane.shape)
-                inputs[f"{plane.name}_cache:{layer}"] = torch.zeros(()).expand(shape)  # takes no memory
+                name = cache_input(plane.name, layer, ends=group.first > 0)
+                inputs[name] = torch.zeros(()).expand(shape)  # takes no memory
     # The captured form has a table and slots as well, which nothing reads.
     inputs |= {name: torch.zeros((len(sequences), 1)) for name in (BLOCK_TABLE,) if name in program.inputs}
     inputs |= {name: torch.zeros(len(positions)) for name in (SLOTS,) if name in program.inputs}

@@ -351,6 +351,17 @@ def module_path(node: Node, prefix: str) -> str:
     return path.removeprefix(prefix).removeprefix(prefix.rstrip("."))
 
 
+def cache_input(side: str, layer: int | str, *, ends: bool = False) -> str:
+    """Returns the name of the input for a layer's cache: ``k_cache:LAYER``, or ``k_ends:LAYER`` of a second cache.
+
+    Args:
+        side: "k" or "v".
+        layer: the layer's number.
+        ends: True for the cache of the ends of requests (passes/attention/keep_ends.py).
+    """
+    return f"{side}_{'ends' if ends else 'cache'}:{layer}"
+
+
 def named_symbol(name: str) -> sympy.Symbol:
     """Returns the sympy symbol for one of T, B, R, M and P."""
     return sympy.Symbol(name, positive=True, integer=True)

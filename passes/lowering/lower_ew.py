@@ -109,7 +109,7 @@ _NUMBERS: Mapping[Kind, Callable[[Any], int | float | bool | str]] = {
 }
 
 
-_STEP_INPUTS = (*ATTENTION_PORTS, SLOTS)
+_STEP_INPUTS = (*ATTENTION_PORTS, "ends_table", SLOTS)
 """Operands that ops of caches read as the step has them."""
 
 
@@ -129,7 +129,11 @@ def declared(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     for declared_input in op.inputs:
         if declared_input.name == "cache":
             inputs.append(_cache_operand(b, caches))
-        elif (value := a[declared_input.name]) is not None:
+        elif (value := a[declared_input.name]) is None:
+            continue
+        elif isinstance(value, Operand):
+            inputs.append(value)
+        else:
             inputs.append(b.view(value) if declared_input.name in _STEP_INPUTS else b.unit(b.view(value)))
     there = {i.when: a[i.name] is not None for i in op.inputs if i.when not in ("", OPTIONAL)}
     attrs: dict[str, int | float | bool | str] = {}
@@ -174,7 +178,9 @@ def _cache_operand(b: Builder, caches: Sequence[Any]) -> Operand:
 
 def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     names = ("first_blocks", "last_blocks", "best_blocks", "all_below")
-    return declared(b, node, {**a, **(dict(zip(names, a["choice"], strict=True)) if a["choice"] else {})})
+    ends = [a[name] for name in ("ends_k_cache", "ends_v_cache")]
+    more = {"ends": None if ends[0] is None else _cache_operand(b, ends)}
+    return declared(b, node, {**a, **more, **(dict(zip(names, a["choice"], strict=True)) if a["choice"] else {})})
 
 
 def _attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:

@@ -19,7 +19,7 @@ from enginewright.runtime.shared.step_schema import port_names
 from enginewright.runtime.shared.weight_formats import FORMATS
 
 from ..formats.rounding import TORCH_DTYPES
-from ..ir.program import Program, has_tensors
+from ..ir.program import Program, cache_input, has_tensors
 from ..ir.quantized import QuantizedValues
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import WeightExpr
@@ -179,11 +179,13 @@ def _of_scales(given: Mapping[str, Any], size: int) -> Packing:
 
 def _input(builder: Builder, node: Node) -> Value:
     name = str(node.target)
+    layer = name.rpartition(":")[2]
     for half in ("k", "v"):
-        if name.startswith(f"{half}_cache:"):
-            return CacheRef(_cache_name(builder.program, int(name.partition(":")[2]), kind=""), half)
+        for ends in (False, True):
+            if name == cache_input(half, layer, ends=ends):
+                return CacheRef(_cache_name(builder.program, int(layer), kind="", ends=ends), half)
     if name.startswith(f"{STATE}:"):
-        return CacheRef(_cache_name(builder.program, int(name.partition(":")[2]), kind=STATE), STATE)
+        return CacheRef(_cache_name(builder.program, int(layer), kind=STATE), STATE)
     value = builder.program.value(node)
     if name.startswith("block_table:"):
         # Its width isn't a function of T, B and R: 0 says that it is known at run time alone.
@@ -194,10 +196,13 @@ def _input(builder: Builder, node: Node) -> Value:
     return builder.inputs[name]
 
 
-def _cache_name(program: Program, layer: int, kind: str) -> str:
-    """Returns the name that a layer's cache of some kind has in lowered programs."""
+def _cache_name(program: Program, layer: int, kind: str, *, ends: bool = False) -> str:
+    """Returns the name that a layer's cache of some kind has in lowered programs.
+
+    ``ends``: True for the second cache, of the ends of requests.
+    """
     for group in program.cache_groups:
-        if layer in group.layers and group.kind == kind:
+        if layer in group.layers and group.kind == kind and (group.first > 0) == ends:
             return f"{group.name}/{layer}"
     raise PassError(f"layer {layer} is in no cache group")
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from enginewright.runtime.shared.kv_formats import END
+
 from .library import accumulate_dtype, register
 
 
@@ -94,6 +96,9 @@ def paged_attention(
     sinks: torch.Tensor | None,
     slopes: torch.Tensor | None = None,
     choice: Sequence[int] | None = None,
+    ends_k_cache: torch.Tensor | None = None,
+    ends_v_cache: torch.Tensor | None = None,
+    ends_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [T, Nq, D], caches [P, K, Nkv, D] and [P, K, Nkv, Dv] -> [T, Nq, Dv]: each request over its whole past.
 
@@ -103,6 +108,9 @@ def paged_attention(
     ``choice`` = (first, last, best, below): a query at position ``below`` or later attends to some of the whole blocks
     before its own: the ``first`` ones, the ``last`` ones, and the ``best`` ones between them. All query heads of a
     key/value head choose the same (``block_estimates``; of equal estimates the earlier block).
+
+    ``ends_k_cache``, ``ends_v_cache``: caches of the same shapes, with ``ends_table`` [B, M], that are read in place of
+    the others for the first ``END`` keys, and for those whose position // ``END`` is at least that of the query less 1.
     """
     _check_heads(q, k_cache)
     requests, blocks = block_table.shape
@@ -126,6 +134,13 @@ def paged_attention(
         & _causal(position[:, None], key_position[None, :], window)
     )
     distance = key_position[None, :] - position[:, None]  # [T, B*length]
+    if ends_k_cache is not None and ends_v_cache is not None and ends_table is not None:
+        own = ends_table.long().clamp(min=0)
+        ends_v = torch.where(present[:, None, None], ends_v_cache[own].flatten(0, 2), torch.zeros((), dtype=v.dtype))
+        run = key_position // END
+        near = (run == 0)[None, :] | (run[None, :] >= (position // END)[:, None] - 1)  # [T, B*length]
+        k, v = torch.cat((k, ends_k_cache[own].flatten(0, 2))), torch.cat((v, ends_v))
+        visible, distance = torch.cat((visible & ~near, visible & near), -1), torch.cat((distance, distance), -1)
     if choice is None:
         return _attend(q, k, v, visible, scale, softcap, sinks, slopes, distance)
     keys = k.unflatten(0, (requests, blocks, k_cache.shape[1]))[request]  # [T, M, K, Nkv, D]

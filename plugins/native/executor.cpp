@@ -215,7 +215,8 @@ void Executor::check_table(const StepArrays& inputs, size_t index) const {
     const int64_t first = length - (end - begin);
     const int64_t oldest = window > 0 ? std::max<int64_t>(0, first - window + 1) : 0;
     const int64_t owners = group.owners, split_blocks = kSplit / kBlock;
-    for (int64_t i = oldest / block; i <= (length - 1) / block; ++i) {
+    for (int64_t i = 0; i <= (length - 1) / block; ++i) {
+      if (i * block >= group.first_tokens) i = std::max(i, oldest / block);
       if (row[i] < 0 || row[i] >= blocks) {
         fail(table + "[" + std::to_string(b) + ", " + std::to_string(i) + "] = " + std::to_string(row[i]) +
              " is not in [0, " + std::to_string(blocks) + ")");

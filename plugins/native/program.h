@@ -103,7 +103,8 @@ struct Attributes {
           k = 0;
   int64_t heads_per_kv_head = 0, first_head = 0;  // of paged_attention
   BlockChoice choice;                             // of paged_attention
-  bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false, has_biases = false;
+  bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false, has_biases = false,
+       has_ends = false;
   bool has_offsets = false, has_residual = false, has_scalar = false, scalar_first = false;
   bool interleaved = false;
   int64_t first = 0;                          // of a recurrence: where its state begins in a block
@@ -160,6 +161,7 @@ struct CacheGroup : KvShape {
   std::string name;
   std::vector<int> layers;
   int64_t attention_window = -1;  // widest window of the group's attention steps; 0 full, -1 no attention yet
+  int64_t first_tokens = 0;  // at the beginning of a request, which these steps read besides their window
   // Ranks that the blocks are divided among, of whom each has those with block % owners == rank; all blocks
   // of a split of 512 keys have one owner. 0: no step has said yet.
   int64_t owners = 0;

@@ -120,8 +120,10 @@ const CacheGroup& StepVerifier::state(const Operand& operand, int* group) const 
   return program_.groups()[*group];
 }
 
-void StepVerifier::attends(int group, int64_t window) {
+void StepVerifier::attends(int group, int64_t window, int64_t first) {
   int64_t& widest = program_.groups_[group].attention_window;
+  int64_t& beginning = program_.groups_[group].first_tokens;
+  beginning = std::max(beginning, first);
   widest = window == 0 || widest == 0 ? 0 : std::max(widest, window);
 }
 

@@ -55,7 +55,8 @@ class StepVerifier {
   void broadcasts(const Operand& operand, const Operand& to) const;
   const CacheGroup& cache(const Operand& operand, int* group) const;  // of keys and values
   const CacheGroup& state(const Operand& operand, int* group) const;  // of states
-  void attends(int group, int64_t window);  // to so many keys of that cache group; 0: all
+  // To so many keys of that cache group, 0 for all, and to a request's first ones.
+  void attends(int group, int64_t window, int64_t first = 0);
   // Attributes ranks and rank, if it has them: the step has to do with its own rank's blocks of a group
   // alone.
   void divides(int group);

@@ -537,7 +537,7 @@ class IndexedPrefixes(Prefixes):
             blocks = []
             for i, kind in enumerate(self._kinds):
                 states = i in self._with_states
-                seen = at == last if states else at >= kind.first_block(end)
+                seen = at == last if states else kind.reads(at, end)
                 blocks.append(self.held.allocate(request, kind.name) if seen else NO_BLOCK)
                 if seen or not states:
                     request.tables.extend(kind.name, blocks[-1:])

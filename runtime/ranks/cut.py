@@ -121,15 +121,15 @@ class LayerCut:
         for step in self.program.steps:
             if step.op != "paged_attention":
                 continue
-            cache = step.inputs[1].name
-            name = cache.rpartition("/")[0]
-            have = self.groups[name].planes[0].heads
-            heads = heads_by_cache[cache] = self.kind.heads(step, have, self.ranks)
-            if of_group.setdefault(name, heads.key_value) != heads.key_value:
-                raise RequestError(
-                    f"ranks: layers of cache group {name} have different numbers of query heads",
-                    hint=f"Use a number of ranks that divides {have}.",
-                )
+            for cache in (operand.name for operand in step.inputs if operand.kind == "cache"):
+                name = cache.rpartition("/")[0]
+                have = self.groups[name].planes[0].heads
+                heads = heads_by_cache[cache] = self.kind.heads(step, have, self.ranks)
+                if of_group.setdefault(name, heads.key_value) != heads.key_value:
+                    raise RequestError(
+                        f"ranks: layers of cache group {name} have different numbers of query heads",
+                        hint=f"Use a number of ranks that divides {have}.",
+                    )
         return heads_by_cache
 
     def _axis(self, step: Step) -> Axis | None:

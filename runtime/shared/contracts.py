@@ -78,6 +78,8 @@ class CacheGroupShape(Record, frozen=True):
         values_in_keys: True if a value is the first ``value_head_size`` channels of its key, so that only keys are
             stored; a format with scales has one for each key.
         kind: the kind of cache if it doesn't hold keys and values (``kv_cache.kinds.table``).
+        state_size: the numbers of a state, if it holds states.
+        first: the tokens at the beginning of a request, in whole blocks, that queries see besides the window.
     """
 
     name: str
@@ -91,6 +93,7 @@ class CacheGroupShape(Record, frozen=True):
     values_in_keys: bool = False
     kind: str = ""
     state_size: Count = 0
+    first: Count = 0
 
     @property
     def planes(self) -> tuple[CachePlane, CachePlane]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-CacheDtype = Literal["f32", "bf16", "f16", "i8", "fp8", "k8v4", "k6v4", "k5v4"]
+CacheDtype = Literal["f32", "bf16", "f16", "i8", "fp8", "k8v8", "k8v4", "k6v4", "k5v4", "k4v4"]
 """The type of a cache's elements, by the names of ``dtypes.DTYPES``, or of a format with few bits."""
 
-CacheName = Literal["f32", "bf16", "f16", "int8", "fp8", "k8v4", "k6v4", "k5v4"]
+CacheName = Literal["f32", "bf16", "f16", "int8", "fp8", "k8v8", "k8v4", "k6v4", "k5v4", "k4v4"]
 """The type of a cache's elements, by the names of recipes, options and GPU kernels."""
 
 
@@ -28,13 +28,19 @@ class KvFormat:
         asked_for: True if recipes may name it. GPUs store the other formats if a recipe names none.
         few_bits: the bits of an element of keys and of values, if these are rotated integers. Each token, key/value
             head and side then has a 16-bit scale.
+        ends: the format in which a second cache has the ends of each request: its first ``END`` tokens, and of a query
+            those of its own run of ``END`` absolute positions and of the run before. None for no second cache.
     """
 
     name: CacheName
     largest_code: float | None = None
     asked_for: bool = True
     few_bits: tuple[int, int] | None = None
+    ends: CacheDtype | None = None
 
+
+END = 128
+"""The tokens of an end: see ``KvFormat.ends``. Kernels read keys in runs of as many (kStep in operands.h)."""
 
 KV_FORMATS: Mapping[CacheDtype, KvFormat] = {
     "f32": KvFormat("f32"),
@@ -42,9 +48,11 @@ KV_FORMATS: Mapping[CacheDtype, KvFormat] = {
     "f16": KvFormat("f16", asked_for=False),
     "i8": KvFormat("int8", largest_code=127.0),
     "fp8": KvFormat("fp8", largest_code=448.0),
+    "k8v8": KvFormat("k8v8", few_bits=(8, 8)),
     "k8v4": KvFormat("k8v4", few_bits=(8, 4)),
     "k6v4": KvFormat("k6v4", few_bits=(6, 4)),
     "k5v4": KvFormat("k5v4", few_bits=(5, 4)),
+    "k4v4": KvFormat("k4v4", few_bits=(4, 4), ends="k8v8"),
 }
 
 SCALED_CACHES = tuple(dtype for dtype, of in KV_FORMATS.items() if of.largest_code is not None)

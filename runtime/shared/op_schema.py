@@ -287,16 +287,18 @@ OPS: Mapping[str, OpSchema] = {
     "paged_attention": OpSchema(
         "plain",
         "all",
-        _ATTENTION,
+        (*_ATTENTION, Input("ends", "", "has_ends"), Input("ends_table", "i32 [B,M]", "has_ends")),
         ("[T,Nq,Dv]",),
         (
             *_OF_ATTENTION,
+            Attribute("has_ends", "flag", False, " (false)"),
             Attribute("group", "integer", False),
             Attribute("first_head", "integer", False, ", of [heads of a part](#heads-of-a-part)"),
             *_CHOICE,
             *_OWNERS,
         ),
-        means="; a slope times (key position - query position) joins the score",
+        means="; a slope times (key position - query position) joins the score. ends is a second cache: of the "
+        "request's first 128 keys, and of those whose position // 128 is at least that of the query less 1",
     ),
     "attention": OpSchema(
         "plain",

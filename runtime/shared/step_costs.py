@@ -164,7 +164,8 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
                 products["f32"] = values * sum(sizes.lengths) * OPS[step.op].state_products
             elif f"block_table:{group.name}" in _inputs(step):
                 kv_read += _read_of_cache(step, group, sizes)
-                products["f32" if group.dtype == "f32" else "bf16"] = _attended(step, group, sizes)
+                if place == 1:  # and not the second cache, of keys that the first one has
+                    products["f32" if group.dtype == "f32" else "bf16"] = _attended(step, group, sizes)
             else:
                 kv_written += sum(sizes.lengths) * sum(plane.token_bytes for plane in group.planes)
         elif operand.name.startswith("block_table:"):

@@ -72,7 +72,7 @@ CASES += [("Llama", "fp8"), ("Mixtral", "fp8"), ("GPT2", "fp8")]
 CASES += [("Llama", "nf4"), ("Mixtral", "nf4"), ("GPT2", "nf4")]
 CASES += [("Llama", "sparse8"), ("GPT2", "sparse32")]
 CASES += [("Llama", "kv bf16"), ("Gemma2", "kv int8"), ("Llama", "kv int8"), ("GPTNeoX", "kv fp8")]
-CASES += [("Llama", "kv k6v4"), ("Gemma2", "kv k8v4"), ("Llama", "kv k5v4")]
+CASES += [("Llama", "kv k6v4"), ("Gemma2", "kv k8v4"), ("Llama", "kv k5v4"), ("Llama", "kv k4v4")]
 MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 # KL of the logits of random models from float32's, a median over tokens: some ten times what is measured, and four
@@ -90,7 +90,7 @@ LARGEST_KL = {
     "sparse8": 3.0,
     "sparse32": 3.0,
 }
-LARGEST_KL |= {"kv bf16": 5e-4, "kv int8": 5e-4, "kv fp8": 5e-3, "kv k8v4": 0.12, "kv k6v4": 0.03, "kv k5v4": 0.05}
+LARGEST_KL |= {"kv bf16": 5e-4, "kv int8": 5e-4, "kv fp8": 5e-3, "kv k8v4": 0.12, "kv k6v4": 0.03, "kv k5v4": 0.05, "kv k4v4": 5e-4}
 
 
 def overrides(family: str) -> dict[str, int]:

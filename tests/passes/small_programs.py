@@ -304,7 +304,7 @@ class PagedEvaluation:
         self.steps = steps_of(program.cache_groups, blocks, seed)
         self.caches: dict[str, torch.Tensor] = {}
         for name, node in program.inputs.items():
-            if name.startswith(("k_cache:", "v_cache:")):
+            if name.startswith(("k_cache:", "v_cache:", "k_ends:", "v_ends:")):
                 shape = program.value(node).shape
                 self.caches[name] = torch.full([blocks, BLOCK, int(shape[2]), int(shape[3])], float("nan"))
             elif name.startswith(f"{STATE}:"):

@@ -8,7 +8,8 @@
 // over the keys of the step. A slot that a row may not see (past its position, or before its window) has
 // weight 0; whatever lies there, NaN too, doesn't reach the row. A step that a row sees nothing of leaves (m,
 // l, o) as they are. Which blocks a row may see, where it chooses: attention_choice.h. So a row's bits depend
-// on nothing but its own keys. (Online softmax: Milakov and Gimelshein, arXiv:1805.02867; splits:
+// on nothing but its own keys, and where a cache of ends has some of these once more, the positions of query
+// and key say where a step is read (reads_ends). (Online softmax: Milakov and Gimelshein, arXiv:1805.02867; splits:
 // FlashDecoding.)
 //
 // The rows of a tile are taken in pieces of as many as fill the registers: for each, scores of the step,
@@ -320,8 +321,22 @@ void attend_split(const PagedAttentionArgs& a, const AttentionTask& t, const Att
   const int64_t past = past_key(t, t.position + t.tokens - 1), from = first_key(a.window, t.position);
   const int64_t begin = clamp(from, split * kSplit, (split + 1) * kSplit) / kStep;
   const int64_t end = (clamp(past, split * kSplit, (split + 1) * kSplit) + kStep - 1) / kStep;
+  PagedAttentionArgs of_ends;
+  AttentionTask ends = t;
+  if (t.ends != nullptr) {
+    of_ends = a;
+    of_ends.cache = a.ends;
+    ends.blocks = t.ends;
+    ends.next = nullptr;
+  }
   const auto attend_steps = [&](const auto& own) {
-    for (int64_t step = begin; step < end; ++step) attend_step(a, t, own, step);
+    for (int64_t step = begin; step < end; ++step) {
+      if (reads_ends(t, step)) {
+        attend_step(of_ends, ends, own, step);
+      } else {
+        attend_step(a, t, own, step);
+      }
+    }
   };
 #if !defined(EW_BF16)
   if (StoredProducts::takes(a.cache, t.tokens * t.heads)) {

@@ -7,8 +7,6 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kStep = 128;  // keys of a softmax step
-
 // Scores are in units of log2: a weight is 2^score, which spares a product and what reduces by ln 2.
 constexpr float kLog2e = 1.44269504f;
 

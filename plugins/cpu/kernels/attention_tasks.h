@@ -22,6 +22,7 @@ struct AttentionTask {
   int64_t keys, beyond;   // of the request, and how many behind its own a query sees
   int64_t kv_head, head, heads;
   const int32_t* blocks;  // the request's row of the block table
+  const int32_t* ends;    // that of the table of ends, or null
   int64_t split_begin, split_end;
   const uint64_t* chosen;     // bits of the blocks that `token` sees, or null: all
   int64_t chosen_stride;      // from one token's to the next one's
@@ -62,6 +63,11 @@ EW_INLINE int64_t last_block(const AttentionTask& t) {
   return (last < split ? last : split) / kBlock;
 }
 
+// Whether the tokens of a task read the keys of step `step` among the ends.
+EW_INLINE bool reads_ends(const AttentionTask& t, int64_t step) {
+  return t.ends != nullptr && (step == 0 || step + 1 >= t.position / kStep);
+}
+
 // `count` of a token's bits, from block `first` on: they lie in one word.
 EW_INLINE uint32_t chosen_blocks(const AttentionTask& t, int64_t token, int64_t first, int64_t count) {
   if (t.chosen == nullptr) return (1u << count) - 1;
@@ -86,7 +92,10 @@ EW_INLINE LaterPiece later_piece(const PagedAttentionArgs& a, const AttentionTas
     return {t.blocks[tile], t.kv_head};
   }
   const int64_t beyond = tile + ahead - last_block(t);
-  if (beyond <= 0) return {t.blocks[tile + ahead], t.kv_head};
+  if (beyond <= 0) {
+    const int64_t later = t.blocks[tile + ahead];
+    return {later < 0 ? t.blocks[tile] : later, t.kv_head};  // ends have gaps
+  }
   if (t.next != nullptr) {
     const int64_t later = first_block(a, *t.next) + beyond - 1;
     if (later <= last_block(*t.next)) return {t.next->blocks[later], t.next->kv_head};
@@ -179,14 +188,19 @@ void for_query_tiles(const PagedAttentionArgs& a, const F& fn) {
     const int64_t begin = a.q_start[b], end = a.q_start[b + 1], offset = a.kv_len[b] - end;
     const int64_t most = (widest + pieces - 1) / pieces;
     const int64_t tokens = clamp(kTileRows / most, 1, kTileTokens);
-    const int64_t tiles = (end - begin + tokens - 1) / tokens;
-    for (int64_t tile = tiles - 1; tile >= 0; --tile) {
+    for (int64_t past = end, first; past > begin; past = first) {
+      first = begin + (past - 1 - begin) / tokens * tokens;
+      if (a.ends.k != nullptr) {  // all tokens of a tile read the same steps of keys among the ends
+        const int64_t step = (past - 1 + offset) / kStep * kStep - offset;
+        first = first < step ? step : first;
+      }
       AttentionTask t = {};
-      t.token = begin + tile * tokens;
-      t.tokens = t.token + tokens < end ? tokens : end - t.token;
+      t.token = first;
+      t.tokens = past - first;
       t.position = t.token + offset;
       t.keys = a.kv_len[b];
       t.blocks = a.block_table + b * a.block_table_stride;
+      if (a.ends.k != nullptr) t.ends = a.ends_table + b * a.ends_table_stride;
       t.split_begin = first_key(a.window, t.position) / kSplit;
       t.split_end = (t.position + t.tokens - 1) / kSplit + 1;
       for (t.kv_head = 0; t.kv_head < a.cache.kv_heads; ++t.kv_head) {

@@ -153,6 +153,11 @@ struct PagedAttentionArgs {
   KvCache cache;
   const int32_t* block_table = nullptr;  // [B, blocks]; places past kv_len aren't read
   int64_t block_table_stride = 0;
+  // The ends of each request once more, in another format with rotated keys: the first step of kStep keys, and
+  // a query's own step and the one before it, are read there. Without memory: there are none.
+  KvCache ends = {};
+  const int32_t* ends_table = nullptr;  // [B, blocks]; places of other steps aren't read
+  int64_t ends_table_stride = 0;
   const int32_t* q_start = nullptr;  // [B + 1]
   const int32_t* kv_len = nullptr;   // [B], with this step's tokens
   const float* sinks = nullptr;      // [Nq] or null

@@ -10,6 +10,7 @@ namespace ew {
 
 constexpr int64_t kPanel = 32;   // columns of a weight panel (layout panel32)
 constexpr int64_t kBlock = 32;   // slots of a KV block, keys of an attention tile
+constexpr int64_t kStep = 128;   // keys of a softmax step
 constexpr int64_t kSplit = 512;  // keys of an attention split
 constexpr int64_t kMaxRank = 4;
 constexpr int64_t kLongestHead = 1024;  // key head size that rope_kv_write takes, and a cache of few bits
@@ -47,7 +48,7 @@ struct View {
 // How keys and values are kept: floats, bf16, or codes (int8, or e4m3fn) times an f32 scale of each token and
 // kv head; or rotated, as integers of few bits times an f16 scale. kv_format.h and few_bits.h write and read
 // them.
-enum class KvFormat { f32, bf16, i8, fp8, k8v4, k6v4, k5v4 };
+enum class KvFormat { f32, bf16, i8, fp8, k8v8, k8v4, k6v4, k5v4, k4v4 };
 enum class Side { keys, values };
 
 // How a weight [N, K] lies in memory; docs/inside/stored-weights.md draws them. Rows past N are zero, and so
@@ -125,8 +126,9 @@ struct KvFormatEntry {
 constexpr KvFormatEntry kKvFormats[] = {
     {"f32", KvFormat::f32, 32, 32, 0, 0}, {"bf16", KvFormat::bf16, 16, 16, 0, 0},
     {"i8", KvFormat::i8, 8, 8, 4, 127},   {"fp8", KvFormat::fp8, 8, 8, 4, 448},
-    {"k8v4", KvFormat::k8v4, 8, 4, 2, 0}, {"k6v4", KvFormat::k6v4, 6, 4, 2, 0},
-    {"k5v4", KvFormat::k5v4, 5, 4, 2, 0},
+    {"k8v8", KvFormat::k8v8, 8, 8, 2, 0}, {"k8v4", KvFormat::k8v4, 8, 4, 2, 0},
+    {"k6v4", KvFormat::k6v4, 6, 4, 2, 0}, {"k5v4", KvFormat::k5v4, 5, 4, 2, 0},
+    {"k4v4", KvFormat::k4v4, 4, 4, 2, 0},
 };
 constexpr const KvFormatEntry& entry_of(KvFormat format) { return kKvFormats[static_cast<int>(format)]; }
 constexpr float largest_code(KvFormat format) { return entry_of(format).largest_code; }

@@ -18,6 +18,7 @@ struct Options {
   KvFormat format = KvFormat::f32;
   BlockChoice choice = {};
   bool values_in_keys = false;
+  bool ends = false;   // a second cache, of k8v8, has the ends, and the first one NaN where that is read
   int64_t owners = 1;  // the blocks of a split have the same number modulo this, a random one
 };
 
@@ -51,12 +52,13 @@ class Scene {
         const bool used = i < (length + kBlock - 1) / kBlock;
         table_.push_back(used ? order[static_cast<size_t>(b * columns_ + i)] : -1);
       }
-      write(b, length);
+      write(b, length, cache_, table_);
       // Earlier steps have left the summaries of what they filled.
       for (int64_t i = 0; summaries && i < past[static_cast<size_t>(b)] / kBlock; ++i) {
         for (int64_t h = 0; h < o.kv_heads; ++h) reference::summarize(cache_, block(b, i), h);
       }
     }
+    if (o.ends) add_ends(past, blocks);
     const int64_t total = q_start_.back();
     q_ = filled(total * o.heads * o.key_size, 0);
     for (int64_t b = 0; b < requests; ++b) {  // a token's query depends on its request and position alone
@@ -78,6 +80,9 @@ class Scene {
     a.cache = cache_;
     a.block_table = table_.data();
     a.block_table_stride = columns_;
+    a.ends = ends_;
+    a.ends_table = ends_table_.data();
+    a.ends_table_stride = columns_;
     a.q_start = q_start_.data();
     a.kv_len = kv_len_.data();
     a.sinks = o_.sinks ? sinks_.data() : nullptr;
@@ -114,6 +119,7 @@ class Scene {
         a.q.data += first * a.q.stride0;
         a.out = {out.data() + first * o_.heads * o_.value_size, o_.heads * o_.value_size, o_.value_size};
         a.block_table += static_cast<int64_t>(b) * columns_;
+        a.ends_table += static_cast<int64_t>(b) * columns_;
         a.q_start = q_start;
         a.kv_len = &kv_len;
         fn(a);
@@ -245,28 +251,61 @@ class Scene {
     return own;
   }
 
-  void write(int64_t b, int64_t length) {
-    KvWriteArgs w;
+  // The ends that queries of this step read, and gaps elsewhere. What all queries read there is NaN in the
+  // cache of all keys.
+  void add_ends(const std::vector<int64_t>& past, int64_t blocks) {
+    const KvShape shape{o_.kv_heads, o_.key_size, o_.value_size, KvFormat::k8v8};
+    end_k_.assign(static_cast<size_t>(shape.pieces(blocks) * shape.key_bytes()), kNotWritten);
+    end_v_.assign(static_cast<size_t>(shape.pieces(blocks) * shape.value_bytes()), kNotWritten);
+    ends_ = {shape, end_k_.data(), end_v_.data()};
+    ends_table_ = table_;
+    const int64_t each = 128 / kBlock;  // blocks of a step of keys
+    std::vector<int32_t> unused;
+    for (int32_t block = 0; block < static_cast<int32_t>(blocks); ++block) unused.push_back(block);
+    std::shuffle(unused.begin(), unused.end(), std::mt19937(7));
+    for (size_t b = 0; b < kv_len_.size(); ++b) {
+      const int64_t first = past[b] / kBlock / each - 1, last = (kv_len_[b] - 1) / kBlock / each - 1;
+      for (int64_t i = 0; i < columns_; ++i) {
+        int32_t& place = ends_table_[b * static_cast<size_t>(columns_) + static_cast<size_t>(i)];
+        place = -1;
+        if (i * kBlock >= kv_len_[b] || (i >= each && i / each < first)) continue;
+        place = unused.back();
+        unused.pop_back();
+        if (i >= each && i / each < last) continue;  // a later query reads it in the cache of all keys
+        for (int64_t h = 0; h < o_.kv_heads; ++h) {
+          const int64_t piece = cache_.at(block(static_cast<int64_t>(b), i), h);
+          std::fill_n(k_.begin() + piece * cache_.key_bytes(), cache_.key_bytes(), kNotWritten);
+          std::fill_n(v_.begin() + piece * cache_.value_bytes(), cache_.value_bytes(), kNotWritten);
+        }
+      }
+      write(static_cast<int64_t>(b), kv_len_[b], ends_, ends_table_);
+    }
+  }
+
+  // The first `length` tokens of a request to the blocks that a table has.
+  void write(int64_t b, int64_t length, const KvCache& cache, const std::vector<int32_t>& table) {
     const auto k = random_floats(length * o_.kv_heads * o_.key_size, static_cast<unsigned>(100 + b), 2);
     const auto v = random_floats(length * o_.kv_heads * o_.value_size, static_cast<unsigned>(200 + b));
-    std::vector<int32_t> slots;
     for (int64_t p = 0; p < length; ++p) {
-      slots.push_back(slot_of(b, p));
+      const int32_t block = table[static_cast<size_t>(b * columns_ + p / kBlock)];
+      if (block < 0) continue;
+      const int32_t slot = block * static_cast<int32_t>(kBlock) + static_cast<int32_t>(p % kBlock);
+      KvWriteArgs w;
+      w.tokens = 1;
+      w.k = {k.data() + p * o_.kv_heads * o_.key_size, o_.kv_heads * o_.key_size, o_.key_size};
+      w.v = {v.data() + p * o_.kv_heads * o_.value_size, o_.kv_heads * o_.value_size, o_.value_size};
+      w.slots = &slot;
+      w.cache = cache;
+      reference::kv_write(w);
     }
-    w.tokens = length;
-    w.k = {k.data(), o_.kv_heads * o_.key_size, o_.key_size};
-    w.v = {v.data(), o_.kv_heads * o_.value_size, o_.value_size};
-    w.slots = slots.data();
-    w.cache = cache_;
-    reference::kv_write(w);
   }
 
   Options o_;
   int64_t columns_ = 0;
-  std::vector<int32_t> q_start_, kv_len_, table_;
+  std::vector<int32_t> q_start_, kv_len_, table_, ends_table_;
   std::vector<float> q_, sinks_, slopes_;
-  std::vector<char> k_, v_;
-  KvCache cache_;
+  std::vector<char> k_, v_, end_k_, end_v_;
+  KvCache cache_, ends_;
   Workspace workspace_;
 };
 
@@ -390,7 +429,7 @@ inline std::string describe(const Options& o) {
          std::to_string(o.key_size) + "/" + std::to_string(o.value_size) + " window " +
          std::to_string(o.window) + (o.slopes ? " slopes" : "") +
          (o.values_in_keys ? " values in keys" : "") +
-         (o.choice.best > 0 ? " best " + std::to_string(o.choice.best) : "") + " " +
+         (o.ends ? " ends" : "") + (o.choice.best > 0 ? " best " + std::to_string(o.choice.best) : "") + " " +
          kKvFormats[static_cast<size_t>(o.format)].name;
 }
 

@@ -312,8 +312,14 @@ void paged_attention(const PagedAttentionArgs& a) {
       const int64_t from = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
       for (int64_t h = 0; h < a.query_heads; ++h) {
         const int64_t kv_head = (h + a.first_head) / group;
-        const auto block_of = [&](int64_t key) {
-          return int64_t{a.block_table[b * a.block_table_stride + key / kBlock]};
+        // The row of the cache, or of that of ends.
+        const auto kept = [&](bool of_keys, int64_t key) {
+          const int64_t run = 128, own = position / run;
+          if (a.ends.k != nullptr && (key < run || key / run + 1 >= own))
+            return cached_row(a.ends, of_keys, a.ends_table[b * a.ends_table_stride + key / kBlock], kv_head,
+                              key % kBlock);
+          return cached_row(cache, of_keys, a.block_table[b * a.block_table_stride + key / kBlock], kv_head,
+                            key % kBlock);
         };
         const bool chooses = a.choice.best > 0;
         const std::vector<bool> seen = chooses ? seen_blocks(a, b, t, kv_head) : std::vector<bool>();
@@ -323,7 +329,7 @@ void paged_attention(const PagedAttentionArgs& a) {
         double best = a.sinks != nullptr ? a.sinks[h] : -std::numeric_limits<double>::infinity();
         for (int64_t key = from; key <= position; ++key) {
           double s = 0;
-          const std::vector<double> k = cached_row(cache, true, block_of(key), kv_head, key % kBlock);
+          const std::vector<double> k = kept(true, key);
           for (size_t d = 0; d < k.size(); ++d) s += q[d] * k[d];
           s *= a.scale;
           if (a.softcap > 0) s = a.softcap * std::tanh(s / a.softcap);
@@ -338,7 +344,7 @@ void paged_attention(const PagedAttentionArgs& a) {
           if (!sees(key)) continue;
           const double p = std::exp(scores[static_cast<size_t>(key - from)] - best);
           total += p;
-          const std::vector<double> v = cached_row(cache, false, block_of(key), kv_head, key % kBlock);
+          const std::vector<double> v = kept(false, key);
           for (size_t d = 0; d < out.size(); ++d) out[d] += p * v[d];
         }
         for (size_t d = 0; d < out.size(); ++d) row(a.out, t, h)[d] = static_cast<float>(out[d] / total);

@@ -14,7 +14,25 @@ double tolerance(const Options& o) {
   return (o.format == KvFormat::f32 ? 4e-6 : 5.0 / 256) * (o.values_in_keys ? 2 : 1);
 }
 
+// And rows that choose blocks, and those that read the ends of a request in another cache.
 std::vector<Options> and_choosing(std::vector<Options> options) {
+  options.push_back({.heads = 9, .kv_heads = 3, .format = KvFormat::k4v4, .ends = true});
+  options.push_back({.heads = 3,
+                     .kv_heads = 1,
+                     .key_size = 256,
+                     .value_size = 256,
+                     .sinks = true,
+                     .slopes = true,
+                     .format = KvFormat::k4v4,
+                     .ends = true});
+  options.push_back({.heads = 4,
+                     .kv_heads = 2,
+                     .key_size = 80,
+                     .value_size = 24,
+                     .window = 1050,
+                     .softcap = 20,
+                     .format = KvFormat::k4v4,
+                     .ends = true});
   const std::vector<Options> more = choosing_options();
   for (size_t i = 0; i < more.size(); i += kOneIn > 1 ? 5 : 1) options.push_back(more[i]);
   return options;
@@ -68,6 +86,7 @@ void split_decode_has_the_same_bits() {
       Options{.heads = 4, .kv_heads = 2, .key_size = 32, .value_size = 32, .slopes = true},
       Options{.heads = 8, .kv_heads = 2, .format = KvFormat::bf16, .choice = {1, 4, 16, 0}},
       Options{.heads = 2, .kv_heads = 2, .format = KvFormat::i8, .choice = {1, 1, 4, 0}},
+      Options{.heads = 4, .kv_heads = 2, .format = KvFormat::k4v4, .ends = true},
       Options{.heads = 3, .kv_heads = 1, .key_size = 24, .value_size = 40}};
   for (size_t i = 0; i < options.size(); i += kOneIn > 1 ? 4 : 1) {
     const Options& o = options[i];

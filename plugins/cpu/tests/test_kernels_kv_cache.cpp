@@ -54,7 +54,9 @@ void kv_write_is_exact() {
       // A rotation keeps the sum of squares: each of n rotated numbers is off by half a step of the largest,
       // which is at most sqrt(n) most, so that a number is off by sqrt(n) times that if all errors add up.
       const double run = static_cast<double>(key & -key);
-      const double step = has_few_bits(format)       ? run / ((1 << bits_of(format, Side::keys)) - 1)
+      // Of 4 bits the widest step is that from 96 to 127.
+      const int bits = bits_of(format, Side::keys);
+      const double step = has_few_bits(format)       ? run * (bits == 4 ? 15.5 / 127 : 1.0 / ((1 << bits) - 1))
                           : format == KvFormat::f32  ? 0
                           : format == KvFormat::i8   ? 0.5 / 127
                           : format == KvFormat::bf16 ? 1.0 / 256

@@ -149,6 +149,11 @@ Call bind_rope_kv_write(const StepResolver& s) {
   return writing(s.offloaded(5), &KernelTable::rope_kv_write, args, args.write);
 }
 
+// The place among the operands of a second cache, which has the ends of requests.
+size_t place_of_ends(const Attributes& a) {
+  return 5 + static_cast<size_t>(a.has_sinks) + static_cast<size_t>(a.has_slopes);
+}
+
 // What paged_attention and ring_attention have in common: inputs, and what of keys a query sees. Returns the
 // cache group.
 const CacheGroup& verify_attention(StepVerifier& v) {
@@ -167,7 +172,7 @@ const CacheGroup& verify_attention(StepVerifier& v) {
   v.input(v.in(2), PortCheck::table, group);
   v.input(v.in(3), PortCheck::starts);
   v.input(v.in(4), PortCheck::lengths);
-  for (size_t i = 5; i < v.inputs(); ++i) v.vector(v.in(i), heads);
+  for (size_t i = 5; i < place_of_ends(a); ++i) v.vector(v.in(i), heads);
   a.scale = static_cast<float>(v.number("scale"));
   a.softcap = static_cast<float>(v.number("softcap"));
   a.window = v.integer("window");
@@ -194,10 +199,27 @@ void verify_choice(StepVerifier& v, const CacheGroup& cached) {
             "attribute best_blocks: the heads of a group choose together, and some of them aren't here");
 }
 
-// q [T, Nq, D], cache, block_table, q_start, kv_len, sinks? [Nq], slopes? [Nq] -> [T, Nq, Dv]
+void verify_ends(StepVerifier& v, const CacheGroup& cached) {
+  if (!v.attributes().has_ends) return;
+  int group = 0;
+  const size_t at = place_of_ends(v.attributes());
+  const CacheGroup& ends = v.cache(v.in(at), &group);
+  v.require(ends.kv_heads == cached.kv_heads && ends.key_size == cached.key_size &&
+                ends.value_size == cached.value_size && has_few_bits(ends.format) &&
+                has_few_bits(cached.format),
+            "cache group " + ends.name + " of ends doesn't fit cache group " + cached.name);
+  v.input(v.in(at + 1), PortCheck::table, group);
+  v.attends(group, 2 * kStep, kStep);
+  v.divides(group);
+}
+
+// q [T, Nq, D], cache, block_table, q_start, kv_len, sinks? [Nq], slopes? [Nq], ends?, ends_table?
+// -> [T, Nq, Dv]
 void verify_paged_attention(StepVerifier& v) {
   Attributes& a = v.attributes();
   const CacheGroup& cached = verify_attention(v);
+  a.has_ends = v.flag("has_ends", false);
+  verify_ends(v, cached);
   const Affine& heads = v.in(0).shape[1];
   v.require(a.ranks == 1, "attribute ranks: keys that are divided among ranks are for ring_attention");
   const bool whole = !v.has("group");  // all query heads of the cache's kv heads
@@ -238,7 +260,13 @@ PagedAttentionArgs attention_args(const StepResolver& s) {
 }
 
 Call bind_paged_attention(const StepResolver& s) {
-  const PagedAttentionArgs args = attention_args(s);
+  PagedAttentionArgs args = attention_args(s);
+  if (s.attributes().has_ends) {
+    const size_t at = place_of_ends(s.attributes());
+    args.ends = s.cache(at);
+    args.ends_table = s.in(at + 1).as<int32_t>();
+    args.ends_table_stride = s.block_table_stride(at);
+  }
   OffloadedLayer* layer = s.offloaded(1);
   if (!layer) return call(&KernelTable::paged_attention, args);
   return [args, layer](const RunContext& run) { layer->attend(args, run.kernels, run.pool); };

@@ -150,6 +150,10 @@ class CacheKind:
         """Returns the index of the first block in a table that a query at ``position``, or a later one, reads."""
         return 0
 
+    def reads(self, at: int, position: int) -> bool:
+        """Returns True if a query at ``position``, or a later one, reads block ``at`` of a table."""
+        return at >= self.first_block(position)
+
     def usable_prefix(self, blocks: Sequence[int], tokens: int, size: int) -> int:
         """Returns the length in tokens of the longest usable beginning of a cached prefix.
 
@@ -174,11 +178,11 @@ class CacheKind:
         request continues in, or NO_BLOCK if it needs no copy.
         """
         whole, part = divmod(tokens, self.size)
-        first = min(self.first_block(tokens), whole)
-        request.tables.put(self.name, [NO_BLOCK] * first)
-        for block in blocks[first:whole]:
-            self.pool.share(block)
-            request.tables.extend(self.name, [block])
+        table = [block if self.reads(at, tokens) else NO_BLOCK for at, block in enumerate(blocks[:whole])]
+        for block in table:
+            if block != NO_BLOCK:
+                self.pool.share(block)
+        request.tables.put(self.name, table)
         return blocks[whole] if part else NO_BLOCK
 
     def indexed(self, request: Request, at: int) -> int:

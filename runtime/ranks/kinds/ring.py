@@ -13,6 +13,7 @@ So a context may be longer than one rank's memory holds. The steps of one reques
 
 from __future__ import annotations
 
+from ...shared.errors import RequestError
 from ...shared.lowered_program import Step
 from .base import Axis, Heads
 from .tensor import RULES, Tensor
@@ -35,6 +36,15 @@ class Ring(Tensor):
     owns_blocks = True
     rules = RULES | {"paged_attention": _attention}
     repeated = frozenset({"rope_kv_write"})
+
+    def heads(self, step: Step, have: int, ranks: int) -> Heads:
+        """Implements ``LayerKind``; refuses a second cache, of the ends of requests."""
+        if step.attrs.get("has_ends"):
+            raise RequestError(
+                "ring: the ends of a request are in a second cache (kv_cache.dtype k4v4), which isn't divided",
+                hint="Use tensor, or export with another kv_cache.dtype, such as k8v4.",
+            )
+        return super().heads(step, have, ranks)
 
     def _key_value(self, cuts: tuple[int, ...], have: int, group: int) -> tuple[tuple[int, int], ...]:
         return ((0, have),) * (len(cuts) - 1)

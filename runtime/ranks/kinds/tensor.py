@@ -89,7 +89,7 @@ def _elements(step: Step) -> Axis | None:
 
 
 def _attention(step: Step) -> Axis | None:
-    vectors = (Slice(0),) * (len(step.inputs) - 5)
+    vectors = [None if o.kind in ("cache", "input") else Slice(0) for o in step.inputs[5:]]
     return Axis(step.inputs[0].shape[1].constant, (Slice(1), None, None, None, None, *vectors), (Slice(1),))
 
 

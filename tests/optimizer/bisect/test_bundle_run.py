@@ -31,7 +31,7 @@ def program(dtype: CacheDtype, size: int) -> CpuProgram:
 
 CASES: list[tuple[CacheDtype, int]] = [
     *product(("f32", "bf16", "i8", "fp8"), (5, 8, 64)),  # type: ignore[list-item]
-    *product(("k8v4", "k6v4", "k5v4"), (16, 48, 64)),  # type: ignore[list-item]
+    *product(("k8v8", "k8v4", "k6v4", "k5v4", "k4v4"), (16, 48, 64)),  # type: ignore[list-item]
 ]
 
 

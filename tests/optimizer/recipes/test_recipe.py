@@ -314,7 +314,8 @@ def test_overrides_keep_their_order(tmp_path: Path) -> None:
     [
         (
             'name = "x"\n[kv_cache]\ndtype = "i8"\n',
-            ":3: kv_cache.dtype: 'i8' can't be made for a KV cache yet, only f32, bf16, int8, fp8, k8v4, k6v4, k5v4",
+            ":3: kv_cache.dtype: 'i8' can't be made for a KV cache yet, only f32, bf16, int8, fp8, k8v8, "
+            "k8v4, k6v4, k5v4, k4v4",
         ),
         (
             'name = "x"\ntargets = ["hexagon"]\n',

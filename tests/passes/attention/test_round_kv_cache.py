@@ -15,7 +15,7 @@ from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.runtime.shared.kv_formats import KV_FORMATS, CacheDtype
-from tests.passes.small_programs import PagedEvaluation, Shape, decoder, random_sequences
+from tests.passes.small_programs import BLOCK, PagedEvaluation, Shape, decoder, random_sequences
 
 ew = torch.ops.ew
 DTYPES: tuple[CacheDtype, ...] = ("bf16", "i8", "fp8", "k6v4")
@@ -70,3 +70,39 @@ def test_a_chunk_reads_its_own_keys_rounded(dtype: CacheDtype, windows: tuple[in
     torch.testing.assert_close(chunked.run({"a": sequence[69:]})[-1], whole[-1], rtol=0, atol=1e-4)
     difference = (whole - PagedEvaluation(exact).run({"a": sequence})).abs().max()
     assert 1e-4 < difference < 1, "it is rounded, and it is the same model"
+
+
+def test_ends_have_a_second_cache_except_in_short_windows() -> None:
+    program = paged(Shape(windows=(8, 0, 2000)), "k4v4")
+    groups = {g.name: (g.dtype, g.layers, g.window, g.first) for g in program.cache_groups}
+    assert groups == {
+        "window8": ("k8v8", (0,), 8, 0),
+        "full": ("k4v4", (1,), 0, 0),
+        "window2000": ("k4v4", (2,), 2000, 0),
+        "full-ends": ("k8v8", (1,), 256, 128),
+        "window2000-ends": ("k8v8", (2,), 256, 128),
+    }
+    lowered = lower_program(program).program
+    read = [[o.name for o in s.inputs if o.kind == "cache"] for s in lowered.steps if s.op == "paged_attention"]
+    assert read == [["window8/0"], ["full/1", "full-ends/1"], ["window2000/2", "window2000-ends/2"]]
+    written = [s.inputs[3].name for s in lowered.steps if s.op == "kv_write"]
+    assert sorted(written) == sorted(name for names in read for name in names)
+
+
+def logits(dtype: CacheDtype, sequence: list[int], chunks: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """The logits of all tokens, which come in ``chunks``."""
+    evaluation, done, rows = PagedEvaluation(paged(Shape(), dtype), -(-len(sequence) // BLOCK), seed), 0, []
+    for count in chunks:
+        rows.append(evaluation.run({"a": sequence[done : done + count]}, range(count)))
+        done += count
+    return torch.cat(rows)
+
+
+def test_positions_alone_decide_which_cache_is_read() -> None:
+    (sequence,) = random_sequences((560,), 67)
+    whole = logits("k4v4", sequence, (560,))
+    for chunks in ((513, 47), (130, 254, 176)):
+        torch.testing.assert_close(logits("k4v4", sequence, chunks, seed=1), whole, rtol=0, atol=1e-4)
+    away = (whole - logits("k8v8", sequence, (560,))).abs().amax(-1)
+    assert away[:384].max() < 1e-5, "the first run, the one before and a query's own have 8 bits"
+    assert away[384:].max() > 1e-3, "the run between has 4"

@@ -182,6 +182,22 @@ def test_fakes_agree_and_stay_symbolic(size, variant):
     opcheck(torch.ops.ew.paged_attention.default, args)
 
 
+def test_the_ends_of_a_request_are_read_in_a_second_cache():
+    """Values tell which cache a query read: they are 1 in the first one, and 0 among the ends."""
+    tokens, block = 512, 32
+    q = torch.zeros(tokens, 1, 4)
+    k, v = torch.zeros(tokens // block, block, 1, 4), torch.ones(tokens // block, block, 1, 4)
+    table = torch.arange(tokens // block, dtype=torch.int32)[None]
+    step = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([tokens], dtype=torch.int32)
+    args = (q, k, v, table, *step, 1.0, 0, 0.0, None)
+    ends = {"ends_k_cache": k, "ends_v_cache": 0 * v, "ends_table": table}
+    share = paged_attention(*args, **ends)[:, 0, 0]
+    assert not share[:384].any()  # the first run, the run before and the query's own
+    seen = torch.arange(384, 512)
+    torch.testing.assert_close(share[384:], 128 / (seen + 1.0))
+    opcheck(torch.ops.ew.paged_attention.default, args, ends)
+
+
 def test_heads_that_do_not_divide_are_refused():
     q_start = torch.tensor([0, 2], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="3 query heads"):

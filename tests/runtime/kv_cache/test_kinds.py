@@ -34,8 +34,9 @@ from ..conftest import VOCAB, ToyExecutor
 SIZE, LONGEST, WINDOW = 8, 96, 20
 FULL = CacheGroup("full", (0,), 2, 4, 6, block_size=SIZE)
 SEEN = CacheGroup("window", (1,), 2, 4, 6, block_size=SIZE, window=WINDOW)
+ENDS = CacheGroup("ends", (0,), 2, 4, 6, block_size=SIZE, window=WINDOW, first=2 * SIZE)
 STATE = CacheGroup("state", (2,), 1, 1, 1, block_size=LONGEST, kind="state", state_size=16)
-GROUPS = {"state": (STATE,), "hybrid": (FULL, STATE), "three": (STATE, FULL, SEEN)}
+GROUPS = {"state": (STATE,), "hybrid": (FULL, STATE), "three": (STATE, FULL, SEEN), "ends": (STATE, FULL, ENDS)}
 
 
 def following(state: int, token: int) -> int:
@@ -50,6 +51,12 @@ def drawn(state: int, seen: Sequence[NDArray[np.int32]]) -> int:
     return state >> 7 & 1
 
 
+def seen_by(group: CacheGroup, position: int) -> NDArray[np.int64]:
+    """The positions of the keys that a query sees."""
+    keys = np.arange(position + 1)
+    return keys[(keys > position - group.window) | (keys < group.first)] if group.window else keys
+
+
 def answer(groups: Sequence[CacheGroup], prompt: Sequence[int], new: int) -> list[int]:
     """The answer by the model's definition, without an engine."""
     tokens = list(prompt)
@@ -57,7 +64,7 @@ def answer(groups: Sequence[CacheGroup], prompt: Sequence[int], new: int) -> lis
         state = 0
         for token in tokens:
             state = following(state, token)
-        seen = [np.array(tokens[-g.window :] if g.window else tokens, np.int32) for g in groups if not g.kind]
+        seen = [np.array(tokens, np.int32)[seen_by(g, len(tokens) - 1)] for g in groups if not g.kind]
         tokens.append(drawn(state, seen))
     return tokens[len(prompt) :]
 
@@ -101,8 +108,7 @@ class StateExecutor(ToyExecutor):
         return out
 
     def _seen(self, step: StepInput, group: CacheGroup, b: int, row: int) -> NDArray[np.int32]:
-        position = int(step.positions[row])
-        p = np.arange(max(position - group.window + 1, 0) if group.window else 0, position + 1)
+        p = seen_by(group, int(step.positions[row]))
         return self.memory[group.name][step.block_tables[group.name][b][p // SIZE] * SIZE + p % SIZE]
 
 
@@ -276,7 +282,9 @@ def test_memory_is_planned_by_kinds() -> None:
 def test_each_group_is_of_the_first_kind_that_takes_it() -> None:
     shared, slots, plain = ExecutorCaps(shared_blocks=True), ExecutorCaps(kept_slots=True), ExecutorCaps()
     summaries = FULL.model_copy(update={"summaries": True})
-    assert [kind_of(group, shared) for group in (FULL, SEEN, summaries)] == [PagedCache, WindowCache, PagedCache]
+    assert [kind_of(group, shared) for group in (FULL, SEEN, ENDS, summaries)] == [
+        *(PagedCache, WindowCache, WindowCache, PagedCache)
+    ]
     assert [kind_of(group, slots) for group in (FULL, SEEN)] == [SlotCache, SlotCache]
     assert kind_of(SEEN, plain) is PagedCache
     assert kind_of(STATE) is StateCache
@@ -345,6 +353,27 @@ def test_the_snapshots_used_last_are_kept(opened: Any) -> None:
     oldest = ask(texts[1], 2)
     run(engine, oldest)
     assert oldest.cached_tokens == 0, "its snapshots were evicted"
+
+
+def test_first_tokens_and_a_window_are_held_and_found_again(opened: Any) -> None:
+    """Blocks between the two are released while a request runs. A prefix needs both of them."""
+    groups = (STATE, FULL, ENDS)
+    engine, text = opened(groups, speculate=False, prefill_chunk=8), tokens_of(13, 80)
+    engine.add_request(request := ask(text, 6))
+    for _ in range(11):
+        engine.step()
+    table = request.tables["ends"]
+    assert [at for at, block in enumerate(table) if block == -1] == list(range(2, (len(request.tokens) - WINDOW) // SIZE))
+    assert len({*table} - {-1}) <= 2 + -(-WINDOW // SIZE) + 1
+    while engine.has_work():
+        engine.step()
+    found = ask(text, 6)
+    assert run(engine, found) == [request.tokens[80:]] == [answer(groups, text, 6)]
+    assert found.cached_tokens == 79
+    engine.scheduler.cache.lose("ends", [engine.scheduler.cache.index.nodes()[1].blocks[2]])
+    again = ask(text, 6)
+    assert run(engine, again) == [request.tokens[80:]]
+    assert again.cached_tokens < 79, "one of the first blocks was lost"
 
 
 @pytest.mark.parametrize("ends", ["fails", "aborted"])

@@ -40,7 +40,13 @@ def test_a_cache_with_scales_keeps_its_format(dtype: CacheDtype) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "multiples", "key", "value"),
-    [("k8v4", (2, 2), 64 + 2, 8 + 2), ("k6v4", (8, 2), 48 + 2, 8 + 2), ("k5v4", (16, 2), 40 + 2, 8 + 2)],
+    [
+        ("k8v8", (2, 1), 64 + 2, 16 + 2),
+        ("k8v4", (2, 2), 64 + 2, 8 + 2),
+        ("k6v4", (8, 2), 48 + 2, 8 + 2),
+        ("k5v4", (16, 2), 40 + 2, 8 + 2),
+        ("k4v4", (4, 2), 32 + 2, 8 + 2),
+    ],
 )
 def test_few_bits_fill_bytes_and_have_16_bit_scales(
     dtype: CacheDtype, multiples: tuple[int, int], key: int, value: int
