@@ -142,7 +142,7 @@ FORMATS: Mapping[str, Cache] = {
 """By name: widths of keys and values. The default is a scale for 32 numbers, and one for a head of 5 and more bits."""
 
 SHORT_WINDOWS = "k4v4, and 8, 8 rotated in layers with a short window"
-"""As it is built: a window of less than 1,024 tokens has 8 bits. The bits are those of layers with a whole context."""
+"""The format as it is built: a window of less than 1,024 tokens has 8 bits. The bits are those of the other layers."""
 
 CHOICES: Mapping[str, Cache] = {
     "5, 4": Cache(odd(5), NORMAL_4),

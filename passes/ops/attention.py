@@ -135,11 +135,13 @@ def paged_attention(
     )
     distance = key_position[None, :] - position[:, None]  # [T, B*length]
     if ends_k_cache is not None and ends_v_cache is not None and ends_table is not None:
-        own = ends_table.long().clamp(min=0)
-        ends_v = torch.where(present[:, None, None], ends_v_cache[own].flatten(0, 2), torch.zeros((), dtype=v.dtype))
+        end_blocks = ends_table.long().clamp(min=0)
+        ends_v = torch.where(
+            present[:, None, None], ends_v_cache[end_blocks].flatten(0, 2), torch.zeros((), dtype=v.dtype)
+        )
         run = key_position // END
         near = (run == 0)[None, :] | (run[None, :] >= (position // END)[:, None] - 1)  # [T, B*length]
-        k, v = torch.cat((k, ends_k_cache[own].flatten(0, 2))), torch.cat((v, ends_v))
+        k, v = torch.cat((k, ends_k_cache[end_blocks].flatten(0, 2))), torch.cat((v, ends_v))
         visible, distance = torch.cat((visible & ~near, visible & near), -1), torch.cat((distance, distance), -1)
     if choice is None:
         return _attend(q, k, v, visible, scale, softcap, sinks, slopes, distance)

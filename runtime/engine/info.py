@@ -168,7 +168,9 @@ def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, 
         "kv_cache": str(plan),
         "kv_cache_bytes": offloaded.get("memory_bytes", plan.bytes),
         "kv_cache_tokens": plan.tokens,
-        "kv_cache_token_bytes": sum(cache_block_bytes(g) // g.block_size for g in plan.groups if g.kind != STATE and not g.first),
+        "kv_cache_token_bytes": sum(
+            cache_block_bytes(g) // g.block_size for g in plan.groups if g.kind != STATE and not g.first
+        ),
         "kv_blocks_free": {name: pool.free_blocks for name, pool in engine.pools.items()},
         **({"kv_blocks_of_ranks": held} if held else {}),
         **({"kv_offload": offloaded} if offloaded else {}),

@@ -291,14 +291,14 @@ OPS: Mapping[str, OpSchema] = {
         ("[T,Nq,Dv]",),
         (
             *_OF_ATTENTION,
-            Attribute("has_ends", "flag", False, " (false)"),
+            Attribute("has_ends", "flag", False),
             Attribute("group", "integer", False),
             Attribute("first_head", "integer", False, ", of [heads of a part](#heads-of-a-part)"),
             *_CHOICE,
             *_OWNERS,
         ),
-        means="; a slope times (key position - query position) joins the score. ends is a second cache: of the "
-        "request's first 128 keys, and of those whose position // 128 is at least that of the query less 1",
+        means="; a slope times (key position - query position) joins the score. Ends: see "
+        "[numerics](numerics.md#the-kv-cache)",
     ),
     "attention": OpSchema(
         "plain",

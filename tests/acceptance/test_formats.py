@@ -90,7 +90,15 @@ LARGEST_KL = {
     "sparse8": 3.0,
     "sparse32": 3.0,
 }
-LARGEST_KL |= {"kv bf16": 5e-4, "kv int8": 5e-4, "kv fp8": 5e-3, "kv k8v4": 0.12, "kv k6v4": 0.03, "kv k5v4": 0.05, "kv k4v4": 5e-4}
+LARGEST_KL |= {
+    "kv bf16": 5e-4,
+    "kv int8": 5e-4,
+    "kv fp8": 5e-3,
+    "kv k8v4": 0.12,
+    "kv k6v4": 0.03,
+    "kv k5v4": 0.05,
+    "kv k4v4": 5e-4,
+}
 
 
 def overrides(family: str) -> dict[str, int]:

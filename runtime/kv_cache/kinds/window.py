@@ -75,9 +75,9 @@ class WindowCache(PagedCache):
 
     def usable_prefix(self, blocks: Sequence[int], tokens: int, size: int) -> int:
         """Implements ``CacheKind``: the prefix ends before the first of the kept blocks that was lost."""
-        kept = list(blocks[: self._kept])
-        if NO_BLOCK in kept:
-            tokens = min(tokens, kept.index(NO_BLOCK) * size)
+        first_blocks = list(blocks[: self._kept])
+        if NO_BLOCK in first_blocks:
+            tokens = min(tokens, first_blocks.index(NO_BLOCK) * size)
         return super().usable_prefix(blocks, tokens, size)
 
     def after_step(self, request: Request) -> None:

@@ -363,13 +363,15 @@ def test_first_tokens_and_a_window_are_held_and_found_again(opened: Any) -> None
     for _ in range(11):
         engine.step()
     table = request.tables["ends"]
-    assert [at for at, block in enumerate(table) if block == -1] == list(range(2, (len(request.tokens) - WINDOW) // SIZE))
+    assert [at for at, block in enumerate(table) if block == -1] == list(
+        range(2, (len(request.tokens) - WINDOW) // SIZE)
+    )
     assert len({*table} - {-1}) <= 2 + -(-WINDOW // SIZE) + 1
     while engine.has_work():
         engine.step()
-    found = ask(text, 6)
-    assert run(engine, found) == [request.tokens[80:]] == [answer(groups, text, 6)]
-    assert found.cached_tokens == 79
+    second = ask(text, 6)
+    assert run(engine, second) == [request.tokens[80:]] == [answer(groups, text, 6)]
+    assert second.cached_tokens == 79
     engine.scheduler.cache.lose("ends", [engine.scheduler.cache.index.nodes()[1].blocks[2]])
     again = ask(text, 6)
     assert run(engine, again) == [request.tokens[80:]]
