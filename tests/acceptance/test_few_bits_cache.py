@@ -14,6 +14,7 @@ from enginewright.optimizer.recipes.recipe import load_recipe, with_cache
 from enginewright.passes.framework.kv_options import ContextOptions
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import CapacityError, RequestError, TargetError, UnsupportedModelError
 
@@ -82,7 +83,9 @@ def test_a_prefix_is_used_up_to_where_its_last_tokens_have_8_bits(with_ends: Pat
     branched = [*TEXT[:500], *TEXT[:100]]
     with LLM(with_ends, prefix_cache=False) as llm:
         want = {tuple(prompt): _answer(llm, prompt)[0] for prompt in (TEXT, [*TEXT, 7, 8], branched)}
-    with LLM(with_ends, prefill_chunk=64, max_requests=1) as llm:
+    full, ends = map(cache_block_bytes, Bundle.open(with_ends).program("cpu").cache_groups)
+    memory = 1024 // 32 * full + (128 + 256 + 64 + 2 * 64) // 32 * ends  # no more than a request needs
+    with LLM(with_ends, prefill_chunk=64, max_requests=1, memory=memory) as llm:
         for prompt, least in ((TEXT, 0), ([*TEXT, 7, 8], len(TEXT)), (branched, 0)):
             answer, cached = _answer(llm, prompt)
             assert answer == want[tuple(prompt)]
