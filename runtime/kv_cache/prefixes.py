@@ -206,7 +206,7 @@ class IndexedPrefixes(Prefixes):
         if self._with_states:
             place.wanted = self._wanted(request, match.tokens)
         try:
-            if not self._read(request, place, candidate.disk):
+            if not self._read(candidate, place):
                 on_disk = tokens > 0 and self._with_states and not states
                 if on_disk and not self._read_states(request, place, candidate.disk):
                     self.leave(request, partly=False)
@@ -475,17 +475,20 @@ class IndexedPrefixes(Prefixes):
             if block != NO_BLOCK and others - {pool.owner_of(block)}:
                 blocks[i] = NO_BLOCK
 
-    def _read(self, request: Request, place: _Place, disk: DiskTier | None) -> bool:
+    def _read(self, candidate: Candidate, place: _Place) -> bool:
         """Reads the next blocks from a disk up to the first invalid record; returns True if it has read any.
 
         The last token is computed.
         """
+        request, disk = candidate.request, candidate.disk
         if disk is None or request.wants_prompt:
             return False
         size, first = self.index.block_size, place.blocks
         items, before = request.items[first * size : len(request.items) - 1], len(request.items)
         most = request.computed - first * size  # tokens of a block that another request has computed
         while most < (stored := disk.find(place.node, items, size)).tokens < before:
+            if not self._room_for_read(candidate, first, first * size + stored.tokens):
+                return False
             if self._read_blocks(request, first, stored, disk):
                 break
             before = stored.tokens  # what can't be read isn't found again
@@ -503,6 +506,29 @@ class IndexedPrefixes(Prefixes):
         self.use.from_disk += stored.tokens
         for kind in self._kinds:
             kind.after_read(request, first)
+        return True
+
+    def _room_for_read(self, candidate: Candidate, first: int, end: int) -> bool:
+        """Returns True if there are blocks to read the tokens up to ``end``, and for a step behind them.
+
+        A window before the tokens that are read is released only after that, so a request may need more blocks for a
+        while than if it computed the tokens.
+
+        Args:
+            candidate: the request, which has its first ``first`` blocks of tokens.
+            first: the number of the first block to read.
+            end: the tokens after the read.
+        """
+        request = candidate.request
+        for name, kind in self.held.kinds.items():
+            if kind.found_as != "blocks":
+                continue
+            past = kind.blocks_for(end)
+            behind = kind.blocks_for(min(len(request.tokens), end + kind.step_tokens)) - past
+            needed = sum(kind.reads(at, end) for at in range(first, past)) + behind
+            available = self.held.pools[name].available(request.tenant, force=candidate.force)
+            if needed > available - candidate.promised.get(name, 0):
+                return False
         return True
 
     def _read_states(self, request: Request, place: _Place, disk: DiskTier | None) -> bool:

@@ -62,6 +62,28 @@ def test_alone_in_a_batch_and_in_chunks(cache: CacheDtype, isa: str, bundle: Pat
     assert (off > 0) == (cache != "f32")
 
 
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("size", [16, 64, 256])
+def test_ends_of_8_bits_alone_in_a_batch_and_in_chunks(
+    size: int, isa: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    """Queries on both sides of a run's border are in one chunk, or in several."""
+    model = tiny_model("Llama", head_dim=size, max_position_embeddings=1024)
+    for cache in ("f32", "k4v4"):
+        export(model, tmp_path / cache, recipe="f32", targets=["cpu"], kv_cache=cache)
+    rng = np.random.default_rng(4)
+    texts = [rng.integers(3, 256, n).tolist() for n in (33, 384, 513, 700)]
+    alone = run(tmp_path / "k4v4", texts, chunk=4096, together=False, threads=1, isa=isa)
+    for chunk, together, threads in ((4096, True, 2), (16, False, 1), (37, True, 2), (129, True, 1)):
+        other = run(tmp_path / "k4v4", texts, chunk=chunk, together=together, threads=threads, isa=isa)
+        for a, b in zip(alone, other, strict=True):
+            assert a.tobytes() == b.tobytes()
+    exact = run(tmp_path / "f32", texts, chunk=4096, together=False, threads=1, isa=isa)
+    off = [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(alone, exact, strict=True)]
+    assert 0 < off[1] < 0.05, "384 tokens have 8 bits"
+    assert off[3] < 0.3, "and of 700, some have 4"
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", "bf16"), ("int8", "i8"), ("fp8", "fp8")])
 def test_an_export_measures_what_its_cache_costs(
     name: str, dtype: CacheDtype, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
