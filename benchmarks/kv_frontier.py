@@ -60,6 +60,7 @@ V4 = integers(4, 32, offset=True)
 FORMATS: Mapping[str, Cache] = {
     "8, 8": Cache(EIGHT, EIGHT),
     "8, 8; keys rotated": Cache(turned(8), EIGHT),
+    "8, 8; rotated, one scale (k8v8)": Cache(turned(8), turned(8)),
     "8, 4": Cache(EIGHT, integers(4, 32)),
     "8, 4 with offsets": Cache(EIGHT, V4),
     "8, 4 with offsets by 16": Cache(EIGHT, integers(4, 16, offset=True)),
