@@ -440,7 +440,7 @@ def _put_few_bits(
     heads, size = keys.shape[1:]
     planes, begin = [(integers.numpy().view(np.uint8).astype(np.int32), 8)], 0
     if bits == 4:
-        planes = [(np.searchsorted(NORMAL, integers.numpy()), 4)]
+        planes = [(np.searchsorted(NORMAL, integers.numpy()).astype(np.int32), 4)]
     elif bits < 8:
         codes = (integers.numpy().astype(np.int32) + 2**bits - 1) // 2
         planes = [(codes & 15, 4), (codes >> 4, bits - 4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def test_more_context_fits_in_the_memory_of_an_int8_cache(tiny_model: TinyModel,
 def test_ends_of_8_bits_leave_room_for_1_7_times_the_context_of_int8(tiny_model: TinyModel, tmp_path: Path) -> None:
     """k4v4 has 4.25 bits a number, int8 8.5. The ends of a request, and a chunk, are in 8.25 bits besides."""
     model = tiny_model("Llama", head_dim=64, num_hidden_layers=1, max_position_embeddings=16384)
-    options = {"memory": "1536KiB", "prefill_chunk": 128, "max_requests": 1}
+    options: dict[str, Any] = {"memory": "1536KiB", "prefill_chunk": 128, "max_requests": 1}
     tokens = {}
     for cache in ("int8", "k4v4"):
         export(model, tmp_path / cache, recipe="f32", targets=["cpu"], kv_cache=cache)

@@ -258,7 +258,7 @@ def obeys_the_law(
         blocks = dict.fromkeys(names, 16 * ring)
     ends = any(group.first for group in groups)
     if ends:  # tokens between them are read in another cache: contexts are longer than both
-        blocks = {group.name: int(rng.integers(14, 24) if group.first else rng.integers(26, 44)) for group in groups}
+        blocks = {group.name: int(rng.integers(22, 30) if group.first else rng.integers(26, 44)) for group in groups}
     single = CpuExecutor(opened, dict.fromkeys(names, 32), Placement(threads=1))
     chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
