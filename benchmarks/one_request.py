@@ -3,7 +3,8 @@
     python benchmarks/one_request.py BUNDLE ... [--requests 1] [--context 64] [--pairs 300] [--json FILE]
 
 In one process a step of the engine (scheduling, the program, sampling; no text) alternates with a loop that reads the
-weights of the program's linears with the same threads. The ratio is the median of the pairs' ratios, since the speed of
+weights of the program's linears with the same threads. Where steps are short, one has several runs, as with ``LLM``;
+then its time is divided by them. The ratio is the median of the pairs' ratios, since the speed of
 memory changes from second to second. On a busy machine ``--undisturbed`` keeps only pairs in which the process had a
 core for each thread, by its own processor time. Then steps are traced: each thread's clock says when it did what.
 Shares are percent of a step, for each thread the mean of all traced steps:
@@ -36,6 +37,7 @@ from enginewright.plugins.cpu import _cpu
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.engine.info import RUNS_SECONDS
 from enginewright.runtime.executors.open import make_executor
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.requests.request import Generation
@@ -70,38 +72,40 @@ class Running:
         assert isinstance(executor, CpuExecutor)
         self.ops = [step.op for step in program.steps]
         self.inner: Any = executor.program._executor
-        self._engine = Engine(executor, SchedulerConfig(requests, requests * context, prefix_cache=False))
+        self._engine = Engine(executor, SchedulerConfig(requests, requests * context, runs_seconds=RUNS_SECONDS))
+        self._running: list[Generation] = []
         self._requests, self._context, self._vocabulary = requests, context, bundle.model.vocab_size
         self._random = np.random.default_rng(0)
-        self._left = 0
 
     def prepare(self) -> None:
         """Makes the next step one in which all requests decode."""
-        if self._left == 0:
+        if all(request.finished for request in self._running):
+            self._running = []
             for _ in range(self._requests):
                 prompt = self._random.integers(0, self._vocabulary, self._context).tolist()
                 params = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True)
-                self._engine.add_request(Generation(prompt, params))
+                self._running.append(Generation(prompt, params))
+                self._engine.add_request(self._running[-1])
             self._engine.step()  # the prompts
             self._engine.step()
-            self._left = _NEW_TOKENS - 2
-        self._left -= 1
 
-    def step(self) -> None:
-        """Runs a step of the engine."""
+    def step(self) -> int:
+        """Runs a step of the engine; returns the number of its runs."""
+        before = self._running[0].output_length
         self._engine.step()
+        return self._running[0].output_length - before
 
     def read(self) -> None:
         """Reads the weights."""
         _cpu.read_weights(self.inner)
 
 
-def timed(call: Callable[[], None]) -> tuple[float, float]:
-    """Returns the seconds of a call, and how many cores the process had meanwhile."""
+def timed(call: Callable[[], int | None]) -> tuple[float, float]:
+    """Returns the seconds of a call, divided by the runs that it returns, and how many cores the process had."""
     used, begin = time.process_time(), time.perf_counter()
-    call()
+    runs = call() or 1
     seconds = time.perf_counter() - begin
-    return seconds, (time.process_time() - used) / seconds
+    return seconds / runs, (time.process_time() - used) / seconds
 
 
 def pairs_of(running: Running, count: int, *, undisturbed: float = 0.0) -> list[tuple[float, float]]:

@@ -154,6 +154,18 @@ class Executor:
         what it writes to them is what the program continues with.
         """
 
+    def decode(
+        self, arrays: _Arrays, sampling: _Sampling, runs: int, until: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int32], int]:
+        """Runs a step in which each request has one token up to ``runs`` times, each time with the tokens drawn before.
+
+        It ends after a run in which a row draws one of ``until`` or can't be sampled, and after ``interrupt``. Returns
+        the tokens [runs, R], and how many runs there were; the rest of the array is uninitialised.
+        """
+
+    def interrupt(self) -> None:
+        """Ends ``decode`` after the current run; if there is none, the next one after its first run."""
+
 def isas() -> list[str]:
     """Returns the instruction sets that this processor can run, best first."""
 

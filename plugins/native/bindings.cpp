@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "bandwidth.h"
+#include "decode_runs.h"
 #include "executor.h"
 #include "kv_cache.h"
 #include "sampling_bindings.h"
@@ -211,6 +212,23 @@ nb::dict run(Executor& executor, const nb::dict& arrays, nb::object sampling, in
   if (samples) samples->put(output);
   if (profile) output["seconds"] = nb::cast(seconds);
   return output;
+}
+
+// The tokens of up to `runs` runs, [runs, R], and how many there were; see decode_runs.h.
+nb::tuple decode(Executor& executor, const nb::dict& arrays, const nb::dict& sampling, size_t runs,
+                 const std::vector<int32_t>& until) {
+  const HeldArrays inputs(executor.program(), arrays);
+  ew::DecodeArrays step(executor.program(), inputs.step);
+  ew::SamplingArrays samples(sampling, step.requests(), -1, executor.program().vocab_size());
+  int32_t* to = nullptr;
+  nb::object tokens = new_array<int32_t>({runs, step.requests()}, &to);
+  size_t ran = 0;
+  {
+    nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(executor.resources().mutex());
+    ran = ew::decode_runs(executor, step, samples.rows, runs, until, to);
+  }
+  return nb::make_tuple(tokens, ran);
 }
 
 // A layer's cache, and how many blocks it has.
@@ -479,7 +497,9 @@ NB_MODULE(_cpu, m) {
                      return std::vector<int64_t>(e.ring().pairs, e.ring().pairs + ranks);
                    })
       .def("run", &run, "arrays"_a, "sampling"_a = nb::none(), "logprobs"_a = -1,
-           "outputs"_a = std::vector<std::string>(), "profile"_a = false, "watch"_a = nb::none());
+           "outputs"_a = std::vector<std::string>(), "profile"_a = false, "watch"_a = nb::none())
+      .def("decode", &decode, "arrays"_a, "sampling"_a, "runs"_a, "until"_a)
+      .def("interrupt", &Executor::interrupt);
   m.def(
       "expert_rows",
       [](const Executor& executor) {

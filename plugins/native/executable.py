@@ -167,10 +167,19 @@ class CpuProgram:
 
         A sampled row whose logits are NaN or infinite gets ``NO_TOKEN``. Raises CapacityError if memory runs out.
         """
-        return self._run(step)[0]
+        if step.runs == 1:
+            return self._run(step)[0]
+        assert step.sampling is not None and step.sampling.logprobs is None and step.sampling.masks is None
+        options, until = step.sampling.options(), list(step.until)
+        tokens, runs = self._asked(lambda: self._executor.decode(step.arrays, options, step.runs, until))
+        return StepOutput(tokens=tokens[:runs])
+
+    def interrupt(self) -> None:
+        """Ends a step with several runs after the current run; safe from any thread."""
+        self._executor.interrupt()
 
     def profile(self, step: StepInput) -> tuple[StepOutput, npt.NDArray[np.float64]]:
-        """Runs as ``run`` does, and also returns the seconds of each step of the program, [steps]."""
+        """Runs a step once, and also returns the seconds of each step of the program, [steps]."""
         output, extra = self._run(step, profile=True)
         return output, np.asarray(extra["seconds"])
 
@@ -280,8 +289,9 @@ class CpuProgram:
             "watch": watch,
         }
         result = self._asked(lambda: self._executor.run(step.arrays, **further))
+        tokens = result.get("tokens")
         output = StepOutput(
-            tokens=result.get("tokens"),
+            tokens=tokens if step.runs == 1 or tokens is None else tokens[np.newaxis],  # of one run
             outputs={name: result[name] for name in step.outputs},
             token_logprobs=result.get("token_logprobs"),
             top_ids=result.get("top_ids"),

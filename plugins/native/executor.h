@@ -1,6 +1,7 @@
 // Runs a program: checks the inputs of each step, and calls the kernels.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <span>
 #include <string>
@@ -58,6 +59,11 @@ class Executor {
   void run_step(int64_t step);
 
   void sample(const RowSampling* parameters, const SampleResult& result);  // of the last run's logits
+
+  // Ends several runs of a step (decode_runs.h) after the current one; if there are none, the next ones after
+  // their first. From any thread.
+  void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
+  bool take_interrupt() { return interrupted_.exchange(false, std::memory_order_relaxed); }
 
   // Where the inputs, or the outputs, of a step lie, while `RunOptions::watch` is called; what is written
   // there is what the program continues with. Of operands that aren't buffers, data is null.
@@ -117,6 +123,7 @@ class Executor {
   int64_t logits_stride_ = 0;
   RingCounts ring_;
   ExpertRows expert_rows_;
+  std::atomic<bool> interrupted_ = false;
 };
 
 }  // namespace ew

@@ -40,6 +40,8 @@ class Engine:
         groups, blocks = executor.cache_groups, executor.blocks
         self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, clock, proposers)
         self._submitted: deque[tuple[Batch, Pending]] = deque()
+        # Ends the runs of a step after the current one, for who has something to say; from any thread.
+        self.interrupt: Callable[[], None] = getattr(executor, "interrupt", lambda: None)
 
     @property
     def pools(self) -> dict[str, BlockPool]:

@@ -158,6 +158,7 @@ class EngineLoop:
     def _post(self, action: Callable[[], None]) -> None:
         """Queues ``action`` for the engine's thread, and starts the thread if it has ended."""
         self._inbox.append(action)
+        self.engine.interrupt()
         if self._running:
             if self._idle:
                 self._wakes.put(None)

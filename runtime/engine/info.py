@@ -50,6 +50,9 @@ _OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
 MOST_DAYS = 1_000_000
 MOST_RANK_SECONDS = 1e9
 
+RUNS_SECONDS = 8e-3
+"""``SchedulerConfig.runs_seconds``: a reader doesn't notice so short a wait, and steps that take half of it or more run
+once each."""
 OFFLINE_PROMPT = 2048
 """Most tokens of prompts in a step, where nobody waits for single tokens."""
 
@@ -136,7 +139,7 @@ def scheduler_config(
     chunk = check_int("prefill_chunk", chunk, 1, most)
     ahead = None if speculate == "auto" else speculate is not None
     states = None if states_memory is None else parse_size(states_memory, "states_memory")
-    return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, ahead, states)
+    return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, ahead, states, RUNS_SECONDS)
 
 
 def of_whole_texts(config: SchedulerConfig, speculate: object) -> SchedulerConfig:

@@ -45,7 +45,7 @@ class Chain:
         row = 0
         for chunk in () if self.newest is None else self.newest.chunks:
             row += chunk.rows
-            if _goes_on(chunk):
+            if goes_on(chunk):
                 changed.append(chunk)
                 chunk.request.computed += chunk.count
                 if chunk.samples:
@@ -75,7 +75,7 @@ def sources_of(chunks: Sequence[Chunk], rows: Mapping[Request, int]) -> Int32Arr
     return sources
 
 
-def _goes_on(chunk: Chunk) -> bool:
+def goes_on(chunk: Chunk) -> bool:
     """Returns True if a request's next step needs no result of this chunk but the drawn token, and doesn't end with it
     in any case.
     """

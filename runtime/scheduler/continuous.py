@@ -37,6 +37,7 @@ from .limits import SchedulerConfig, check_request
 from .policy import Policy, RankedPolicy
 from .prefill_phase import PrefillPhase
 from .request_queues import RequestQueues
+from .several_runs import SeveralRuns, until
 from .step_inputs import StepInputs
 from .step_outputs import logprobs_of, not_finite, scored, top
 from .step_times import StepSize, StepTimes
@@ -107,12 +108,13 @@ class ContinuousScheduler:
         self.drafts = self._helper("drafts", drafts)
         self.queues = RequestQueues(self.policy, self.cache, self.drafts, self.counters)
         self._admission = Admission(self.queues, config, caps, clock)
-        self._chain, self._committed = Chain(self.queues), -math.inf
+        self._chain, self._last_commit = Chain(self.queues), -math.inf
         alternating = 1 if caps.chains else caps.in_flight
         self._decode = DecodePhase(self.queues, alternating)
         self._prefill = PrefillPhase(self.queues, self._admission, config, caps)
         # Of steps that are in flight at a time, each is followed by one of the same requests.
         self._outputs = self.drafts.outputs  # looked up once: the helper's wrapper costs time in every chunk of a step
+        self._runs = SeveralRuns(self.queues, config, caps, self._outputs)
         steps = (StepInputs(self.groups, caps.masks, caps.ports, self._outputs) for _ in range(alternating))
         self._inputs = deque(steps)
         self.chunks: tuple[Chunk, ...] = ()
@@ -224,7 +226,10 @@ class ContinuousScheduler:
         self._prefill.decoded_last = bool(decodes)
         self.chunks = (*decodes, *prefills)
         assert self.chunks, "the oldest request can always advance"
+        runs = self._runs.count(decodes, prefills)
         step = self._step_input(self.chunks)
+        if runs > 1:
+            step.runs, step.until = runs, until(decodes)
         step.sources = sources_of(self.chunks, rows) if rows else None
         batch = Batch(self.chunks, step, scheduled, self._clock(), alone)
         if self.caps.in_flight > 1:
@@ -258,7 +263,7 @@ class ContinuousScheduler:
     def prepare_next(self, batch: Batch) -> None:
         """Allocates the block that each request's next token will need, as long as blocks are free."""
         for chunk in batch.chunks:
-            cached = chunk.start + chunk.count + 1
+            cached = chunk.start + chunk.count + batch.step.runs
             if cached > chunk.request.capacity and chunk.samples and cached <= chunk.request.most_cached:
                 with suppress(Exception):  # a step is running: what fails here fails again when the next one is made
                     self.cache.grow(chunk.request, cached)
@@ -272,26 +277,54 @@ class ContinuousScheduler:
         if self.queues.leaving:
             self._after_ended(batch, tokens)
         self._step_over(batch)
+        if batch.step.runs > 1:
+            return self._commit_runs(batch, tokens, output)
         self._observe_step(batch)
         advanced, row = list[Request](), 0
         searches: dict[BeamSearch, None] = {}
         for index, chunk in enumerate(batch.chunks):
-            request, first = chunk.request, row
+            first = row
             row += chunk.rows
-            if request.search is not None:
-                searches[request.search] = None
-            if request.finished:
-                continue  # aborted while the step ran, or failed with another sequence of its search
-            try:
-                changed = self._commit_chunk(chunk, tokens[first:row], first, output, index)
-            except Exception as e:  # noqa: BLE001  the others go on
-                changed = self.fail(request, e)
-            if changed is not None:
+            if chunk.request.search is not None:
+                searches[chunk.request.search] = None
+            if (changed := self._committed(chunk, tokens[first:row], first, output, index)) is not None:
                 advanced.append(changed)
         for search in searches:
             if (root := self._branched(search)) is not None:
                 advanced.append(root)
         return advanced
+
+    def _commit_runs(self, batch: Batch, runs: Sequence[Sequence[int]], output: StepOutput) -> list[Request]:
+        """Commits each run of a step, as ``commit`` does with a step of its own.
+
+        Args:
+            batch: the step, in which all requests decode one token.
+            runs: the tokens of each run.
+            output: the output of the step.
+        """
+        self._observe_step(batch, len(runs))
+        advanced = dict[Request, None]()
+        for at in range(len(runs)):
+            for row, chunk in enumerate(batch.chunks):
+                request = chunk.request
+                if request.finished:
+                    continue
+                of_run = Chunk(request, request.computed, 1) if at else chunk
+                drawn = [run[row] for run in runs[at:]]
+                if (changed := self._committed(of_run, drawn, row, output, row)) is not None:
+                    advanced[changed] = None
+        return list(advanced)
+
+    def _committed(
+        self, chunk: Chunk, drawn: Sequence[int], first: int, output: StepOutput, index: int
+    ) -> Request | None:
+        """Calls ``_commit_chunk``, and ends the request with the error if it raises."""
+        if chunk.request.finished:
+            return None  # aborted while the step ran, or failed with another sequence of its search
+        try:
+            return self._commit_chunk(chunk, drawn, first, output, index)
+        except Exception as e:  # noqa: BLE001  the others go on
+            return self.fail(chunk.request, e)
 
     def _after_ended(self, batch: Batch, tokens: Sequence[int]) -> None:
         """Lets others find what the step has computed for requests that have ended meanwhile, if it is finite: the step
@@ -317,17 +350,19 @@ class ContinuousScheduler:
         if self.queues.in_flight:  # not in steps of an executor that has one step at a time
             self.queues.step_over(chunk.request for chunk in batch.chunks)
 
-    def _observe_step(self, batch: Batch) -> None:
-        """Passes the time that a step took to disk, drafts and policy."""
+    def _observe_step(self, batch: Batch, runs: int = 1) -> None:
+        """Passes the time that a step with ``runs`` runs took to disk, drafts and policy."""
         tokens, now = len(batch.step.ids), self._clock()
         # A step that follows another one begins when that one ends.
-        seconds = now - (max(batch.began, self._committed) if self.caps.chains else batch.began)
-        self._committed = now
+        seconds = now - (max(batch.began, self._last_commit) if self.caps.chains else batch.began)
+        self._last_commit = now
         if self.cache.disk is not None:
-            self.cache.disk.computed(tokens, seconds)
+            self.cache.disk.computed(tokens * runs, seconds)
         if batch.alone:
-            self.drafts.after_step(batch, now - batch.scheduled)
-        self.policy.after_step(batch.chunks, tokens, seconds)
+            self.drafts.after_step(batch, (now - batch.scheduled) / runs)
+        for _ in range(runs):
+            self.policy.after_step(batch.chunks, tokens, seconds / runs)
+        self._runs.took(batch.chunks, seconds / runs)
 
     def give_up(self, batch: Batch) -> None:
         """Records that a step never ran. The caller ends the step's requests; requests for which the step should have
@@ -367,7 +402,8 @@ class ContinuousScheduler:
 
         Args:
             chunk: the chunk.
-            drawn: the tokens that the step drew at the chunk's rows; empty if it drew none.
+            drawn: the tokens that the step drew at the chunk's rows; empty if it drew none. Those of later runs of
+                the step may follow.
             first: the chunk's first row in ``output``.
             output: the output of the step.
             index: the chunk's position in the step.
@@ -393,7 +429,7 @@ class ContinuousScheduler:
             if request.search is not None:
                 request.search.take(request, top(output, end - 1, request.search.looked_at))
                 return None
-            request.accept(drawn[-1], logprobs_of(request, output, end - 1))
+            request.accept(drawn[chunk.rows - 1], logprobs_of(request, output, end - 1))
             if self._outputs:
                 self.drafts.learn(chunk, 0, output, first)
         elif isinstance(request, PromptRequest):

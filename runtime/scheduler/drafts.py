@@ -57,6 +57,12 @@ class NoDrafts:
         """Returns the tokens to compute after the last one of a request that decodes."""
         return ()
 
+    def skip(self, most: int) -> int:
+        """Returns how many steps, at most ``most``, need no drafts from now on; they count as begun. The first is the
+        step that has just begun.
+        """
+        return most
+
     def after_step(self, batch: Batch, seconds: float) -> None:
         """Learns from the time of a step, before its drafts are verified.
 
@@ -313,6 +319,11 @@ class Drafts(NoDrafts):
         step.rows, step.tokens = step.rows + best.length, best.tokens
         self._found(history, kind)
         return proposal.tokens[: best.length]
+
+    def skip(self, most: int) -> int:
+        count = max(min(most, self._next_look - self._steps), 1)
+        self._steps += count - 1
+        return count
 
     def _most(self, request: Generation) -> int:
         """Returns the most tokens of a draft of a request."""

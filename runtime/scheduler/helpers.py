@@ -72,6 +72,7 @@ HELPERS: Mapping[str, Fallbacks] = {
     "drafts": {
         "begin": lambda running, paused: False,
         "draft": lambda request: (),
+        "skip": lambda most: 1,
         "after_step": _nothing,
         "learn": _nothing,
         "release": _nothing,

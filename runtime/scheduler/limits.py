@@ -27,6 +27,9 @@ class SchedulerConfig:
         scheduling: the options of the policy; None for first come, first served.
         states_memory: bytes for snapshots of recurrent states; None for a snapshot of each running request.
         speculate: True computes drafts; None does so if the executor verifies them (``ExecutorCaps``).
+        runs_seconds: seconds that the runs of one step may take together, if the executor takes steps with several
+            (``ExecutorCaps.most_runs``). A stream gets their tokens together, and a new request may wait that long. 0
+            runs each step once.
     """
 
     max_requests: int = 64
@@ -36,6 +39,7 @@ class SchedulerConfig:
     scheduling: Scheduling | None = None
     speculate: bool | None = False
     states_memory: int | None = None
+    runs_seconds: float = 0.0
 
     def most_running(self, caps: ExecutorCaps) -> int:
         """Returns the most requests that run at a time on an executor with these capabilities."""

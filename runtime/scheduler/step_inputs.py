@@ -95,27 +95,29 @@ class DecodeStep:
         self._guided = [Guided(grammar, row, ()) for row, grammar in enumerate(grammars) if grammar is not None]
 
     def is_followed_by(self, chunks: Sequence[Chunk]) -> bool:
-        """Returns True if ``chunks`` are the next token of each request."""
-        return (
-            [chunk.request for chunk in chunks] == self._requests
-            and [chunk.start for chunk in chunks] == self._starts
-            and [chunk.count for chunk in chunks] == [1] * len(chunks)
-        )
+        """Returns True if ``chunks`` are the next token of each request, after any number of the step's runs."""
+        if [chunk.request for chunk in chunks] != self._requests:
+            return False
+        if 0 < (more := chunks[0].start - self._starts[0]) < self.step.runs:
+            self._starts = [start + more for start in self._starts]
+        starts, counts = [chunk.start for chunk in chunks], [chunk.count for chunk in chunks]
+        return starts == self._starts and counts == [1] * len(chunks)
 
     def next(self, chunks: Sequence[Chunk]) -> DecodeStep:
         """Returns this object with the arrays of the next step, which has ``chunks``."""
         last, changed = self.step, self._changed_tables()
         assert last.sampling is not None
+        tokens = chunks[0].start + 1 - int(self._arrays[KV_LEN][0])
         arrays = self._arrays.copy()  # rows, and where requests begin, are the same
-        lengths = arrays[KV_LEN]
         arrays[IDS] = np.array([request.tokens[-1] for request in self._requests], np.int32)
-        arrays[POSITIONS], arrays[KV_LEN] = lengths, lengths + 1
+        arrays[KV_LEN] = arrays[KV_LEN] + tokens
+        arrays[POSITIONS] = arrays[KV_LEN] - 1
         for group, table, slots in self._groups:
-            arrays[table], arrays[slots] = self._moved(group, arrays[table], arrays[slots], changed)
+            arrays[table], arrays[slots] = self._moved(group, arrays[table], arrays[slots], changed, tokens)
         if self._ports:
             arrays.update(provided(self._ports, chunks))
         self._arrays = arrays
-        self.step = StepInput(arrays, sampling=self._next_sampling(last.sampling), outputs=last.outputs)
+        self.step = StepInput(arrays, sampling=self._next_sampling(last.sampling, tokens), outputs=last.outputs)
         self._starts = [start + 1 for start in self._starts]
         return self
 
@@ -128,9 +130,11 @@ class DecodeStep:
         self._versions = versions
         return changed
 
-    def _next_sampling(self, last: SamplingBatch) -> SamplingBatch:
-        """Returns the sampling state after ``last``: the parameters stay, but the lists of rules may change."""
-        sampling = last.following()
+    def _next_sampling(self, last: SamplingBatch, tokens: int) -> SamplingBatch:
+        """Returns the sampling state ``tokens`` after ``last``: the parameters stay, but the lists of rules may
+        change.
+        """
+        sampling = last.following(tokens)
         if self._changing and self._lists is None:
             self._lists = RowLists(sampling, self._rules)
         elif self._lists is not None:
@@ -140,7 +144,7 @@ class DecodeStep:
         return sampling
 
     def _moved(
-        self, group: CacheGroup, table: Any, last_slots: Any, changed: Sequence[int]
+        self, group: CacheGroup, table: Any, last_slots: Any, changed: Sequence[int], tokens: int
     ) -> tuple[Int32Array, Int32Array]:
         """Returns the block table [B, M] and the slots [B] of the next token. The slots of states stay.
 
@@ -148,8 +152,9 @@ class DecodeStep:
             group: the cache group.
             table, last_slots: its arrays in the last step.
             changed: rows of the table that are read anew; the others stay.
+            tokens: the tokens that each request has got since then.
         """
-        slots, size = last_slots if group.kind == STATE else last_slots + 1, group.block_size
+        slots, size = last_slots if group.kind == STATE else last_slots + tokens, group.block_size
         if changed:
             rows = [self._tables[b][group.name] for b in changed]
             more = max(map(len, rows)) - table.shape[1]
@@ -159,7 +164,7 @@ class DecodeStep:
                 table[b, len(row) :] = -1
         if group.kind == STATE:
             return table, slots
-        moved = [b for b, start in enumerate(self._starts) if start % size == 0]  # these come to another block
+        moved = [b for b, start in enumerate(self._starts) if start % size < tokens]  # these come to another block
         for b in {*moved, *changed} if changed else moved:
             at = self._starts[b]
             slots[b] = table[b, at // size] * size + at % size

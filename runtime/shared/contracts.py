@@ -280,11 +280,11 @@ class SamplingBatch:
         starts = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
         return replace(self, biased_start=starts, biased=np.concatenate(tokens), bias=np.concatenate(values))
 
-    def following(self) -> SamplingBatch:
-        """Returns the batch for the same requests' next tokens: the same arrays except for the counters."""
+    def following(self, tokens: int = 1) -> SamplingBatch:
+        """Returns the batch for the same requests after that many tokens: the same arrays except for the counters."""
         batch = object.__new__(SamplingBatch)
         batch.__dict__.update(self.__dict__)  # a quarter of what copy.copy takes
-        batch.counter = self.counter + 1
+        batch.counter = self.counter + tokens
         return batch
 
 
@@ -309,9 +309,12 @@ class StepInput:
         copies: cache group -> [n, 2], blocks (from, to) to copy in order, after that and before the step.
         sources: [T], the rows of the step submitted before whose drawn tokens are this one's; -1 where ``ids`` has the
             token. None if ``ids`` has all. See ``ExecutorCaps.chains``.
+        runs: the most times that the step runs, each time with the tokens that it drew before. See
+            ``ExecutorCaps.most_runs``.
+        until: tokens after which it doesn't run again, whichever row draws one.
     """
 
-    __slots__ = ("arrays", "clears", "copies", "outputs", "sampling", "sources")
+    __slots__ = ("arrays", "clears", "copies", "outputs", "runs", "sampling", "sources", "until")
 
     def __init__(
         self,
@@ -322,10 +325,13 @@ class StepInput:
         clears: dict[str, Int32Array] | None = None,
         copies: dict[str, Int32Array] | None = None,
         sources: Int32Array | None = None,
+        runs: int = 1,
+        until: tuple[int, ...] = (),
         **ports: Any,
     ) -> None:
         self.arrays = step_schema.flat(ports) if arrays is None else arrays
         self.sampling, self.outputs, self.sources = sampling, outputs, sources
+        self.runs, self.until = runs, until
         self.clears: dict[str, Int32Array] = {} if clears is None else clears
         self.copies: dict[str, Int32Array] = {} if copies is None else copies
 
@@ -451,7 +457,8 @@ class StepOutput:
     name.
     """
 
-    tokens: Int32Array | None  # [R]; NO_TOKEN where the logits can't be sampled from
+    # [R]; NO_TOKEN where the logits can't be sampled from. Of a step with several runs [n, R], a row for each run.
+    tokens: Int32Array | None
     outputs: dict[str, FloatArray] = field(default_factory=dict)  # [R, ...] each
     token_logprobs: FloatArray | None = None  # [R], of the sampled token, or of the scored one
     top_ids: Int32Array | None = None  # [R, n]
@@ -489,6 +496,9 @@ class ExecutorCaps:
             request is in two.
         chains: True if a step may have the next token of requests whose last step is in flight:
             ``StepInput.sources``. Then ``in_flight`` is 2.
+        most_runs: the most runs of a step in which each request has one token and draws the next one, without
+            log-probabilities, other outputs, masks or states: ``StepInput.runs``. It may run fewer times, for example
+            after a call of ``interrupt``, which executors with several runs have.
         row_seconds: tokens of a request -> measured seconds of steps in which it had 1, 2, ... rows; empty if not
             measured.
         masks: True if sampling waits for ``SamplingBatch.masks``; other executors get lists of tokens.
@@ -506,6 +516,7 @@ class ExecutorCaps:
     verifies: bool = False
     in_flight: int = 1
     chains: bool = False
+    most_runs: int = 1
     row_seconds: Mapping[int, Sequence[float]] = field(default_factory=dict)
     masks: bool = False
     owners: int = 1

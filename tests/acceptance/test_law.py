@@ -2,8 +2,8 @@
 alone. Everything that could change them is on at once, at random: company of every kind (greedy, sampled, one of
 several answers, beam searches, answers of a given form, penalties and bans, log-probabilities), chunks, threads,
 prefixes that are found (whole blocks and parts of them), eviction to a disk and back, also in a later engine,
-preemption, windows whose blocks are given back, cancelled neighbours, tokens that are computed ahead, several ranks,
-steps that begin before the host knows the tokens of the step before, blocks that wait in a file.
+preemption, windows whose blocks are given back, cancelled neighbours, tokens that are computed ahead, several runs of a
+step, several ranks, steps that begin before the host knows the tokens of the step before, blocks that wait in a file.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ NEW_SEEDS = 2
 SOAK_SEEDS, PARTS = 500, 10
 CHOSEN = ContextOptions(best=32, first=0, last=0, whole_layers=0)
 ENDS = (1, 2)
+LONG = 1e9
+"""Seconds in which as many runs of a step fit as an executor takes."""
 FORMS: Sequence[Mapping[str, Any]] = (
     {
         "json": {
@@ -263,6 +265,7 @@ def obeys_the_law(
     chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
     config = replace(config, speculate=not chains and (speculate or config.max_requests % 2 == 0))
+    config = replace(config, runs_seconds=config.prefill_tokens % 3 * LONG)
     beginnings = [rng.integers(3, 256, n).tolist() for n in ((700, 515, 40) if ring > 1 or ends else (140, 90, 40))]
     disk = bool(rng.random() < 0.5) and not offloaded
     offload = None

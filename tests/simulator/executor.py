@@ -27,6 +27,7 @@ from enginewright.runtime.shared.contracts import (
 )
 from enginewright.runtime.shared.errors import EnginewrightError, OffloadError
 from enginewright.runtime.shared.step_schema import IDS, layers_of
+from tests.several_runs import run_several
 
 from .model import (
     ALL,
@@ -123,6 +124,7 @@ class SimulatedExecutor:
         snapshots: number of states that steps stored besides those after their last tokens.
         overlapped: number of those submitted while another was in flight.
         placed: number of tokens that a step took from the one before it.
+        runs_again: number of runs of a step after its first.
         submitting: called with each step before it is taken.
         faulted: the faults that were raised, in order.
         dead: True after the fault "dies".
@@ -147,7 +149,8 @@ class SimulatedExecutor:
         self.cache_groups, self.blocks = tuple(groups), dict(blocks)
         self._seconds, self._waits, self._faults = seconds, waits, dict(faults or {})
         self._padding = dict(padding or {})
-        self.steps = self.overlapped = self.placed = self.states_that_go_on = self.snapshots = 0
+        self.steps = self.overlapped = self.placed = self.runs_again = 0
+        self.states_that_go_on = self.snapshots = 0
         self.submitting: Callable[[Submitted], None] = lambda step: None
         self.faulted: list[str] = []
         self.dead = False
@@ -190,7 +193,7 @@ class SimulatedExecutor:
                     check(pending.digest == _digest(pending.step), "a step was changed after its submission")
                 pending.ran = True
                 try:
-                    pending.output = self._run(pending)
+                    pending.output = self._run(pending) if pending.step.runs == 1 else self._run_several(pending)
                 except (RuntimeError, EnginewrightError) as e:
                     pending.error = e
             if pending is last:
@@ -226,6 +229,22 @@ class SimulatedExecutor:
     def _is_written(self, group: str, block: int) -> bool:
         size = next(g.block_size for g in self.cache_groups if g.name == group)
         return any(bool((one.step.slots[group] // size == block).any()) for one in self._flying if not one.ran)
+
+    def _run_several(self, pending: Submitted) -> StepOutput:
+        """Runs a step as often as it says, or fewer times; tokens that end requests end it at times."""
+        step, chance = pending.step, mix(pending.number * 53 + 7)
+
+        def once(run: StepInput) -> StepOutput:
+            one = Submitted(self, run, pending.number)
+            self._check(one)
+            return self._run(one)
+
+        check(step.runs <= self.caps.most_runs and bool((pending.counts == 1).all()), "runs of other steps")
+        most = 8 if chance % 4 else 1 + chance // 4 % 8
+        output = run_several(step, self.cache_groups, once, most=most, heedless=chance // 32 % 2 == 0)
+        assert output.tokens is not None
+        self.runs_again += len(output.tokens) - 1
+        return output
 
     def _run(self, pending: Submitted) -> StepOutput:
         step, number, owner = self._placed(pending.step), pending.number, pending.owner

@@ -80,6 +80,7 @@ class Setup:
         layout: of the caches: "shared" blocks, "plain" ones, "phases" (plain, one phase a step), or "slots".
         buckets: whether steps are padded to a plan's sizes.
         in_flight, chains, owners, verifies, masks: as in ``ExecutorCaps``.
+        runs_seconds: as in ``SchedulerConfig``, on executors that take steps with several runs; 0 for others.
         draft: the draft model: "" for none; "right", "mixed" or "wrong".
         scheduling: see ``SCHEDULING``.
         disk: whether there is a ``prefix_folder``.
@@ -102,6 +103,7 @@ class Setup:
     owners: int = 1
     verifies: bool = False
     masks: bool = True
+    runs_seconds: float = 0.0
     max_requests: int = 4
     prefill_tokens: int = 32
     prefill_chunk: int = 0
@@ -266,7 +268,7 @@ class _Maker:
         faults = self._faults(setup, at)
         troubles = self._troubles() if self.profile == "helpers" else ()
         setup = self._with_chains(setup)
-        setup = self._with_states(setup, max(ask.beams for ask in asks))
+        setup, asks = self._with_runs(self._with_states(setup, max(ask.beams for ask in asks)), asks)
         return Scenario(setup, tuple(asks), faults, troubles, self.profile)
 
     # Setups
@@ -413,6 +415,17 @@ class _Maker:
         if not setup.prefix_cache or rng.random() < 0.5:
             return setup
         return replace(setup, disk=True, disk_fails=rng.choice((0, 0, 0, 2)), disk_seconds=rng.choice((1e-6, 1e-4)))
+
+    def _with_runs(self, setup: Setup, asks: list[Ask]) -> tuple[Setup, list[Ask]]:
+        """Has the steps of some executors run several times, and few of their asks want log-probabilities, which keep
+        steps from that. It draws by itself, as above.
+        """
+        rng = random.Random(self.seed ^ 0x9045)
+        if setup.in_flight > 1 or setup.buckets or setup.states or rng.random() < 0.4:
+            return setup, asks
+        speculate = setup.speculate and (self.profile == "drafts" or rng.random() < 0.5)
+        setup = replace(setup, runs_seconds=rng.choice((1e-2, 1e9, 1e9)), speculate=speculate)
+        return setup, [ask if rng.random() < 0.2 else replace(ask, logprobs=-1) for ask in asks]
 
     # Requests
 

@@ -79,7 +79,7 @@ def test_seeds_meet_everything() -> None:
     subjects += [f"kind {name}" for name in ("generate", "score", "hidden", "save")]
     subjects += ["fault error", "fault dies", "fault lost", "fault full", "restarts", "not finite", "refused", "aborts"]
     subjects += ["preemptions", "evictions", "prefix tokens", "copied blocks", "tokens from disk", "loads", "saves"]
-    subjects += ["states that go on", "parts from disk"]
+    subjects += ["states that go on", "parts from disk", "runs again"]
     subjects += ["placed", "ended in flight", "preemptions of chains", "prefix tokens of chains"]
     subjects += ["drafted", "accepted", "beams", "guided", "guided beams", "samples", "overlapped", "finished"]
     assert [name for name in subjects if not counts[name]] == []
@@ -194,11 +194,20 @@ def released_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestQueues, "release", early)
 
 
+def reordered_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = ContinuousScheduler._commit_runs
+
+    def wrong(self: ContinuousScheduler, batch: Any, runs: Any, output: Any) -> Any:
+        return commit(self, batch, runs[::-1], output)
+
+    monkeypatch.setattr(ContinuousScheduler, "_commit_runs", wrong)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
         *(lost_copies, swapped_blocks, reordered_commits, another_counter, block_never_released),
-        *(tokens_of_before, tokens_of_another, released_in_flight),
+        *(tokens_of_before, tokens_of_another, released_in_flight, reordered_runs),
     ],
 )
 def test_a_planted_defect_is_found(

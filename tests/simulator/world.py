@@ -182,6 +182,7 @@ class World:
             verifies=setup.verifies and setup.layout not in ("phases", "slots"),
             in_flight=setup.in_flight,
             chains=setup.chains,
+            most_runs=8 if setup.runs_seconds else 1,
             masks=setup.masks,
             owners=setup.owners,
             outputs=("hidden:0", "hidden:1"),
@@ -208,6 +209,7 @@ class World:
             setup.prefix_cache,
             Scheduling(**SCHEDULING[setup.scheduling]) if setup.scheduling else None,
             setup.speculate and caps.verifies,
+            runs_seconds=setup.runs_seconds,
         )
         self.draft_model = self._draft_model(groups, caps) if setup.draft and config.speculate else None
         models = () if self.draft_model is None else (self.draft_model,)
@@ -568,6 +570,7 @@ class World:
         counts["snapshots"] += self.executor.snapshots
         counts["overlapped"] += self.executor.overlapped
         counts["placed"] += self.executor.placed
+        counts["runs again"] += self.executor.runs_again
         counts["preemptions"] += scheduler.preemptions
         counts["evictions"] += sum(pool.evictions for pool in scheduler.pools.values())
         use = scheduler.cache.use

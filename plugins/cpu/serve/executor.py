@@ -15,7 +15,7 @@ from enginewright.runtime.executors.base import Deferred, Pending
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
-from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.contracts import STATE, CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.errors import OffloadError, RequestError
 from enginewright.runtime.shared.memory import check_free
 from enginewright.runtime.shared.step_schema import LOGITS
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .tuning import TuningFile
 
 
+_MOST_RUNS = 8
+"""The most runs of a step; the scheduler has fewer unless a run takes less than a millisecond."""
 _OFFLOADED = "Open the bundle without offload_folder, with memory for what is to be kept."
 
 
@@ -109,10 +111,13 @@ class CpuExecutor(HostBlocks):
             offload=offload,
         )
         longest = bundle.model.context_length if bundle.model.pooling is not None else 0
+        once = part is not None or bool(self._slots or program.ports)
+        once = once or any(g.kind == STATE or g.first for g in self.cache_groups)
         self.caps = ExecutorCaps(
             max_tokens=max(ExecutorCaps.max_tokens, longest),  # a step computes the whole of a text
             shared_blocks=True,
             verifies=True,
+            most_runs=1 if once else _MOST_RUNS,
             row_seconds=row_seconds,
             masks=True,
             ports=program.ports,
@@ -128,6 +133,10 @@ class CpuExecutor(HostBlocks):
     def _copy_and_run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:
         self.copy_blocks(step.copies)
         return run(step)
+
+    def interrupt(self) -> None:
+        """Ends a step with several runs after the current run; safe from any thread."""
+        self._program.interrupt()
 
     def copy_blocks(self, copies: Mapping[str, npt.NDArray[Any]]) -> None:
         super().copy_blocks({group: pairs for group, pairs in copies.items() if group not in self._slots})

@@ -64,9 +64,9 @@ def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def engine(toy: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """One with every kind of helper, and a pool that is too small for its requests."""
-    caps = ExecutorCaps(shared_blocks=True, verifies=True)
+    caps = ExecutorCaps(shared_blocks=True, verifies=True, most_runs=8)
     scheduling = Scheduling(classes={"chat": {"ttft": 5.0, "tpot": 1.0}, "batch": {"priority": 3}}, fair=True)
-    config = SchedulerConfig(3, 16, prefix_cache=True, scheduling=scheduling, speculate=True)
+    config = SchedulerConfig(3, 16, None, True, scheduling, speculate=True, runs_seconds=1e9)
     # Nothing depends on what this machine takes: each look at the clock is a millisecond, and no read is slow.
     never = property(lambda store: None, lambda store, seconds: None)
     monkeypatch.setattr(BlockStore, "seconds_per_block", never, raising=False)
