@@ -137,6 +137,8 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/plugins/cuda/serve/test_exact.py::test_formats_have_the_same_bits_in_any_batch": (4, 2),
     "tests/plugins/cuda/serve/test_executor.py": (31, 31),
     "tests/plugins/cuda/serve/test_executor_families.py": (0, 0),
+    "tests/plugins/cuda/serve/test_latent.py": (0, 4),
+    "tests/plugins/cuda/serve/test_latent.py::test_targets_of_one_bundle_have_one_form": (0, 1),
     "tests/plugins/cuda/serve/test_prefixes.py": (0, 9),
     "tests/plugins/cuda/serve/test_ranked.py::test_ranks_have_the_logits_of_one": (0, 3),
     "tests/plugins/cuda/serve/test_recurrent.py::test_tokens_are_those_of_the_cpu_target": (1, 3),

@@ -1,7 +1,8 @@
 """Triton kernels of ``ew.paged_attention``, for prompts and for decoding, with contexts split into parts.
 
 A program computes the attention of a *tile*: up to QUERIES neighbouring tokens of one request, with all GROUP heads
-that share a key/value head, so that each key is loaded once for all of them. For decoding, keys are split at multiples
+that share a key/value head, so that each key is loaded once for all of them. SHARES programs divide these heads where a
+tile holds no more. For decoding, keys are split at multiples
 of SPLIT_KEYS (absolute positions), so that a result doesn't depend on the batch (Flash-Decoding,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html). A second kernel combines the parts.
 
@@ -61,8 +62,8 @@ def paged_attention_kernel(
     CLAMP: tl.constexpr = False,
     EXACT: tl.constexpr = 0,
 ) -> None:
-    """Computes attention of q [T, Nq, D] over caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; grid (T // QUERIES + B, Nkv,
-    splits).
+    """Computes attention of q [T, Nq, D] over caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; grid (T // QUERIES + B,
+    Nkv * SHARES, splits).
 
     ``q_stride`` is the distance of q's tokens, ``blocks`` the distance of the table's requests, in elements.
 
@@ -77,9 +78,9 @@ def paged_attention_kernel(
     contain: q has ``total`` tokens, the caches have ``pool`` blocks. TensorRT needs that, as it times plugins on
     invented inputs. Without CLAMP, both may be None. EXACT is that of ``attend_tile``.
     """
-    GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
+    GROUP: tl.constexpr = C.Q_HEADS // (C.KV_HEADS * C.SHARES)
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    share = tl.program_id(1)
     split = tl.program_id(2)
     splits = tl.num_programs(2)
 
@@ -115,13 +116,13 @@ def paged_attention_kernel(
         if low >= high:
             row = tl.arange(0, C.ROWS)
             query = first + row // GROUP
-            place = (first_token + query).to(tl.int64) * C.Q_HEADS + kv_head * GROUP + row % GROUP
+            place = (first_token + query).to(tl.int64) * C.Q_HEADS + share * GROUP + row % GROUP
             valid = (row // GROUP < C.QUERIES) & (query < tokens)
             tl.store(lse + place * splits + split, tl.full([C.ROWS], float("-inf"), tl.float32), mask=valid)
             return
     attend_tile(
         q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, pool, sinks, slopes, q_stride,
-        out, lse, first_token, first_token, tokens, first, before, low, high, kv_head, split, splits, sink_split,
+        out, lse, first_token, first_token, tokens, first, before, low, high, share, split, splits, sink_split,
         C, CLAMP, EXACT,
     )  # fmt: skip
 
@@ -149,12 +150,12 @@ def listed_attention_kernel(
     EXACT: tl.constexpr = 0,
 ) -> None:
     """Computes the parts that ``decode_work_kernel`` listed in ``work``, as ``paged_attention_kernel`` does; grid (any,
-    Nkv).
+    Nkv * SHARES).
 
     Token b belongs to request b; with MIXED, request b has the token ``q_start[b]``, and its results are in row b.
     ``splits`` is the number of parts per row in ``out`` and ``lse``; parts that aren't listed aren't written.
     """
-    kv_head = tl.program_id(1)
+    share = tl.program_id(1)
     count = tl.load(work)
     for item in range(tl.program_id(0), count, tl.num_programs(0)):
         request = tl.load(work + 1 + 2 * item)
@@ -168,7 +169,7 @@ def listed_attention_kernel(
         high = tl.minimum(length, (split + 1) * C.SPLIT_KEYS)
         attend_tile(
             q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, blocks, sinks, slopes, q_stride,
-            out, lse, token, request, 1, 0, length - 1, low, high, kv_head, split, splits, lowest // C.SPLIT_KEYS,
+            out, lse, token, request, 1, 0, length - 1, low, high, share, split, splits, lowest // C.SPLIT_KEYS,
             C, False, EXACT,
         )  # fmt: skip
 

@@ -108,6 +108,7 @@ def _places(
 @triton.jit
 def _attend(
     queries: tl.tensor,
+    rest: tl.tensor,
     position: tl.tensor,
     slope: tl.tensor,
     largest: tl.tensor,
@@ -128,20 +129,27 @@ def _attend(
     values).
 
     ``place`` [KEYS] has the keys' indices in [P*K, Nkv]. Without MASKED, all KEYS keys exist, and every row sees them.
+    With VALUES_IN_KEYS, ``queries`` have the channels that values are in, and ``rest`` [ROWS, REST_WIDTH] the others.
     """
+    KEY_PART: tl.constexpr = C.HEAD_SIZE - C.REST_SIZE
     d = tl.arange(0, C.WIDTH)
     e = tl.arange(0, C.VALUE_WIDTH)
     key = start + tl.arange(0, C.KEYS)
     present = (key >= low) & (key < high)
     at_keys = k_cache + place[None, :] * C.HEAD_SIZE + d[:, None]
-    at_values = v_cache + place[:, None] * C.VALUE_SIZE + e[None, :]
     if MASKED:
-        keys = tl.load(at_keys, mask=present[None, :] & (d < C.HEAD_SIZE)[:, None], other=0.0)  # [WIDTH, KEYS]
-    elif C.HEAD_SIZE < C.WIDTH:
-        keys = tl.load(at_keys, mask=(d < C.HEAD_SIZE)[:, None], other=0.0)
+        keys = tl.load(at_keys, mask=present[None, :] & (d < KEY_PART)[:, None], other=0.0)  # [WIDTH, KEYS]
+    elif KEY_PART < C.WIDTH:
+        keys = tl.load(at_keys, mask=(d < KEY_PART)[:, None], other=0.0)
     else:
         keys = tl.load(at_keys)
-    scores = tl.dot(queries, _codes_to(keys, C.FORMAT, queries.dtype), input_precision="ieee")  # [ROWS, KEYS]
+    keys = _codes_to(keys, C.FORMAT, queries.dtype)
+    scores = tl.dot(queries, keys, input_precision="ieee")  # [ROWS, KEYS]
+    if C.REST_SIZE:
+        r = tl.arange(0, C.REST_WIDTH)
+        at_rest = k_cache + place[None, :] * C.HEAD_SIZE + (KEY_PART + r)[:, None]
+        rest_keys = tl.load(at_rest, mask=present[None, :] & (r < C.REST_SIZE)[:, None], other=0.0)
+        scores = tl.dot(rest, _codes_to(rest_keys, C.FORMAT, queries.dtype), scores, input_precision="ieee")
 
     # A factor that all scores share needn't be multiplied into each of them before the largest is found.
     SHARED: tl.constexpr = C.FORMAT == "float" and C.SOFTCAP == 0.0 and not C.SLOPES and C.SCALE > 0.0
@@ -180,28 +188,31 @@ def _attend(
     shrink = tl.exp2(largest - base)
     total = tl.fma(total, shrink, tl.sum(weights, axis=1))
 
-    if MASKED:
-        cached_values = tl.load(at_values, mask=present[:, None] & (e < C.VALUE_SIZE)[None, :], other=0.0)
-    elif C.VALUE_SIZE < C.VALUE_WIDTH:
-        cached_values = tl.load(at_values, mask=(e < C.VALUE_SIZE)[None, :], other=0.0)
+    if C.VALUES_IN_KEYS:
+        cached_values = tl.trans(keys)
     else:
-        cached_values = tl.load(at_values)  # [KEYS, VALUE_WIDTH]
+        at_values = v_cache + place[:, None] * C.VALUE_SIZE + e[None, :]
+        if MASKED:
+            cached_values = tl.load(at_values, mask=present[:, None] & (e < C.VALUE_SIZE)[None, :], other=0.0)
+        elif C.VALUE_SIZE < C.VALUE_WIDTH:
+            cached_values = tl.load(at_values, mask=(e < C.VALUE_SIZE)[None, :], other=0.0)
+        else:
+            cached_values = tl.load(at_values)  # [KEYS, VALUE_WIDTH]
     if C.FORMAT != "float":
         # Times a power of 2, which ``values`` are divided by in the end: float16 holds no number as small as a scale.
         UNIT: tl.constexpr = 64.0 if C.FORMAT == "int8" else 256.0
-        weights *= (tl.load(v_scales + place, mask=present, other=0.0) * UNIT)[None, :]
-    values = tl.dot(
-        weights.to(queries.dtype),
-        _codes_to(cached_values, C.FORMAT, queries.dtype),
-        values * shrink[:, None],
-        input_precision="ieee",
-    )
+        scales = k_scales if C.VALUES_IN_KEYS else v_scales
+        weights *= (tl.load(scales + place, mask=present, other=0.0) * UNIT)[None, :]
+    if not C.VALUES_IN_KEYS:
+        cached_values = _codes_to(cached_values, C.FORMAT, queries.dtype)
+    values = tl.dot(weights.to(queries.dtype), cached_values, values * shrink[:, None], input_precision="ieee")
     return larger, total, values
 
 
 @triton.jit
 def _attend_range(
     queries: tl.tensor,
+    rest: tl.tensor,
     position: tl.tensor,
     slope: tl.tensor,
     largest: tl.tensor,
@@ -267,7 +278,7 @@ def _attend_range(
                 place = _places(a, b, c, d, table, start, low, high, pool, C.BLOCK_SIZE, C.KEYS, PAGES, CLAMP)
                 place = place * C.KV_HEADS + kv_head
                 largest, total, values = _attend(
-                    queries, position, slope, largest, total, values,
+                    queries, rest, position, slope, largest, total, values,
                     k_cache, v_cache, k_scales, v_scales, place, start, low, high, C, MASKED=part != 1,
                 )  # fmt: skip
     return largest, total, values
@@ -315,7 +326,7 @@ def attend_tile(
     before: tl.tensor,
     low: tl.tensor,
     high: tl.tensor,
-    kv_head: tl.tensor,
+    share: tl.tensor,
     split: tl.tensor,
     splits: tl.tensor,
     sink_split: tl.tensor,
@@ -337,12 +348,15 @@ def attend_tile(
         tokens: the number of the request's tokens.
         first: the tile's first token among them.
         before: the number of keys before the request's first token.
+        share: the number of the tile's query heads, among KV_HEADS * SHARES equal shares.
         sink_split: the split that includes the sinks.
     """
-    GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
+    GROUP: tl.constexpr = C.Q_HEADS // (C.KV_HEADS * C.SHARES)
+    KEY_PART: tl.constexpr = C.HEAD_SIZE - C.REST_SIZE
     row = tl.arange(0, C.ROWS)
     query = first + row // GROUP
-    head = kv_head * GROUP + row % GROUP
+    head = share * GROUP + row % GROUP
+    kv_head = share // C.SHARES
     valid = (row // GROUP < C.QUERIES) & (query < tokens)  # [ROWS]
     position = before + query
     token = (first_token + query).to(tl.int64)
@@ -350,11 +364,16 @@ def attend_tile(
 
     element = tl.arange(0, C.WIDTH)
     e = tl.arange(0, C.VALUE_WIDTH)
+    at_queries = q + token[:, None] * q_stride + (head * C.HEAD_SIZE)[:, None]
     queries = tl.load(
-        q + token[:, None] * q_stride + (head * C.HEAD_SIZE)[:, None] + element[None, :],
-        mask=valid[:, None] & (element < C.HEAD_SIZE)[None, :],
-        other=0.0,
+        at_queries + element[None, :], mask=valid[:, None] & (element < KEY_PART)[None, :], other=0.0
     )  # [ROWS, WIDTH]
+    rest = queries
+    if C.REST_SIZE:
+        r = tl.arange(0, C.REST_WIDTH)
+        rest = tl.load(
+            at_queries + (KEY_PART + r)[None, :], mask=valid[:, None] & (r < C.REST_SIZE)[None, :], other=0.0
+        )
     largest = tl.full([C.ROWS], float("-inf"), tl.float32)
     total = tl.zeros([C.ROWS], tl.float32)
     values = tl.zeros([C.ROWS, C.VALUE_WIDTH], tl.float32)
@@ -369,7 +388,7 @@ def attend_tile(
     if EXACT and not C.SPLIT_KEYS:
         for part in range(low // EXACT, (high + EXACT - 1) // EXACT):
             of_largest, of_total, of_values = _attend_range(
-                queries, position, slope,
+                queries, rest, position, slope,
                 tl.full([C.ROWS], float("-inf"), tl.float32),
                 tl.zeros([C.ROWS], tl.float32),
                 tl.zeros([C.ROWS, C.VALUE_WIDTH], tl.float32),
@@ -379,7 +398,7 @@ def attend_tile(
             largest, total, values = merged(largest, total, values, of_largest, of_total, of_values)
     else:
         largest, total, values = _attend_range(
-            queries, position, slope, largest, total, values,
+            queries, rest, position, slope, largest, total, values,
             k_cache, v_cache, k_scales, v_scales, table, pool, tokens, first, before, low, high, kv_head, C, CLAMP,
         )  # fmt: skip
 

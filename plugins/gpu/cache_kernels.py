@@ -113,7 +113,8 @@ def kv_write_kernel(
     """Writes k [T, Nkv, D] and v [T, Nkv, Dv] to ``slots`` [T] of the caches [P*K, Nkv, D] and [P*K, Nkv, Dv]; grid
     (T).
 
-    A token whose slot isn't from 0 to capacity-1 is skipped: padding has slot -1. ``FORMAT`` is "float", "int8" or
+    A token whose slot isn't from 0 to capacity-1 is skipped: padding has slot -1. With a VALUE_SIZE of 0 only keys are
+    written, and v and the cache of values may be None. ``FORMAT`` is "float", "int8" or
     "e4m3" (bytes); the latter two have scales [P*K, Nkv], and follow ``ew.quantized_kv_write``.
     """
     token = tl.program_id(0).to(tl.int64)
@@ -121,5 +122,6 @@ def kv_write_kernel(
     if (slot >= 0) & (slot < capacity):
         keys = _heads(k + token * k_stride, KV_HEADS, HEAD_SIZE, HEADS, WIDTH)
         store_heads(keys, k_cache, k_scales, slot, KV_HEADS, HEAD_SIZE, FORMAT, HEADS, WIDTH)
-        values = _heads(v + token * v_stride, KV_HEADS, VALUE_SIZE, HEADS, VALUE_WIDTH)
-        store_heads(values, v_cache, v_scales, slot, KV_HEADS, VALUE_SIZE, FORMAT, HEADS, VALUE_WIDTH)
+        if VALUE_SIZE:
+            values = _heads(v + token * v_stride, KV_HEADS, VALUE_SIZE, HEADS, VALUE_WIDTH)
+            store_heads(values, v_cache, v_scales, slot, KV_HEADS, VALUE_SIZE, FORMAT, HEADS, VALUE_WIDTH)

@@ -88,10 +88,10 @@ def attention_launch(
     """Returns the launch of ``paged_attention`` for T tokens of B requests, a table of ``blocks`` blocks each, a pool
     of P.
     """
-    split_keys, queries = kernel.constant("SPLIT_KEYS"), kernel.constant("QUERIES")
-    assert isinstance(split_keys, int) and isinstance(queries, int)
+    split_keys, tile = kernel.constant("SPLIT_KEYS"), kernel.spec.tile
+    assert isinstance(split_keys, int)
     splits = splits_of(blocks, shape.block_size, split_keys) if split_keys else 1
-    grid = shape.grid(tiles_of_step(tokens, requests, queries), splits)
+    grid = shape.grid(tiles_of_step(tokens, requests, tile.queries), splits, tile.rows)
     integers: tuple[Number | int, ...] = (requests, blocks, shape.heads * shape.head_size)
     if "pool" in dict(kernel.spec.arguments):
         integers = (*integers, pool, tokens)

@@ -24,6 +24,7 @@ from .tiles import (
     gpu_of,
     looks_ahead,
     power_of_2,
+    shares_of,
     width_of,
 )
 
@@ -83,6 +84,8 @@ class AttentionShape:
     slopes: bool = False
     exact: bool = False
     """True if a token's bits must not depend on the step that computes it."""
+    values_in_keys: bool = False
+    """True if a value is the first ``value_size`` channels of its key, and isn't stored beside it."""
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -112,9 +115,11 @@ class AttentionShape:
         """The number of elements of a token's key and of its value, over all heads."""
         return self.kv_heads * self.head_size, self.kv_heads * self.value_size
 
-    def grid(self, tiles: Number, splits: Number | int) -> tuple[Number, int, Number | int]:
-        """Returns the grid: one program for each tile of queries, key/value head and part of the keys."""
-        return tiles, self.kv_heads, splits
+    def grid(self, tiles: Number, splits: Number | int, rows: int) -> tuple[Number, int, Number | int]:
+        """Returns the grid: one program for each tile of queries with ``rows`` rows, share of a key/value head's query
+        heads, and part of the keys.
+        """
+        return tiles, self.kv_heads * shares_of(self.group, rows), splits
 
     @property
     def quantized(self) -> bool:
@@ -133,7 +138,8 @@ class AttentionShape:
 
     def tile_case(self, *, decode: bool) -> TileCase:
         """Returns the case for the choice of a tile, for decoding or for prompts."""
-        return TileCase(max(self.head_size, self.value_size), self.group, self.dtype, self.cache, decode)
+        size = max(self.head_size, self.value_size)
+        return TileCase(size, self.group, self.dtype, self.cache, decode, self.values_in_keys)
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,11 @@ def write_format(cache: CacheFormat) -> str:
 
 @dataclass(frozen=True)
 class AttentionConstants:
-    """The constants of attention kernels. A kernel gets all of them as one constant, C."""
+    """The constants of attention kernels. A kernel gets all of them as one constant, C.
+
+    SHARES programs divide the query heads of a key/value head. With VALUES_IN_KEYS, values are the first VALUE_SIZE
+    channels of keys, and the REST_SIZE others, padded to REST_WIDTH, are loaded apart. WIDTH is that of the first part.
+    """
 
     Q_HEADS: int
     KV_HEADS: int
@@ -207,10 +217,15 @@ class AttentionConstants:
     WIDTH: int
     VALUE_WIDTH: int
     AHEAD: bool
+    SHARES: int
+    VALUES_IN_KEYS: bool
+    REST_SIZE: int
+    REST_WIDTH: int
 
 
 def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split_keys: int) -> dict[str, Constant]:
     """Returns the constants of ``paged_attention_kernel``; with ``split_keys`` 0, keys aren't split."""
+    rest = shape.head_size - shape.value_size if shape.values_in_keys else 0
     constants = AttentionConstants(
         Q_HEADS=shape.heads,
         KV_HEADS=shape.kv_heads,
@@ -227,9 +242,13 @@ def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split
         ROWS=tile.rows,
         KEYS=tile.keys,
         SPLIT_KEYS=split_keys,
-        WIDTH=width_of(shape.head_size),
+        WIDTH=width_of(shape.head_size - rest),
         VALUE_WIDTH=width_of(shape.value_size),
         AHEAD=looks_ahead(tile, gpu),
+        SHARES=shares_of(shape.group, tile.rows),
+        VALUES_IN_KEYS=shape.values_in_keys,
+        REST_SIZE=rest,
+        REST_WIDTH=width_of(rest) if rest else 0,
     )
     return dict(vars(constants)) | ({"EXACT": SPLIT_KEYS} if shape.exact else {})
 
@@ -244,7 +263,7 @@ def taken_constants(kernel: KernelName, constants: Mapping[str, Constant]) -> di
 
 
 def write_constants(kv_heads: int, head_size: int, value_size: int, cache: CacheFormat) -> dict[str, Constant]:
-    """Returns the constants of ``kv_write_kernel``."""
+    """Returns the constants of ``kv_write_kernel``; a ``value_size`` of 0 writes keys alone."""
     return {
         "KV_HEADS": kv_heads,
         "HEAD_SIZE": head_size,
@@ -306,11 +325,12 @@ def write_spec(shape: AttentionShape, capability: int) -> KernelSpec:
     """
     gpu_of(capability)
     caches = _cache_types(shape, _POINTERS[shape.cache])
-    types = dict.fromkeys(("k", "v"), _POINTERS[shape.dtype]) | {"slots": "*i32"} | caches
+    sizes = {"k": shape.head_size} | ({} if shape.values_in_keys else {"v": shape.value_size})
+    types = dict.fromkeys(sizes, _POINTERS[shape.dtype]) | {"slots": "*i32"} | caches
     types |= {f"{name}_before": of for name, of in caches.items()}
-    types |= dict.fromkeys(("capacity", "k_stride", "v_stride"), "i32")
-    constants = write_constants(shape.kv_heads, shape.head_size, shape.value_size, shape.cache)
-    strides = (("k_stride", shape.head_size), ("v_stride", shape.value_size))
+    types |= dict.fromkeys(("capacity", *(f"{name}_stride" for name in sizes)), "i32")
+    constants = write_constants(shape.kv_heads, shape.head_size, sizes.get("v", 0), shape.cache)
+    strides = ((f"{name}_stride", size) for name, size in sizes.items())
     aligned = tuple(name for name, size in strides if size % 16 == 0)
     return _spec("kv_write", capability, types, constants, aligned)
 
@@ -323,8 +343,9 @@ def combine_spec(shape: AttentionShape, capability: int) -> KernelSpec:
 
 
 def _cache_types(shape: AttentionShape, cache: str) -> dict[str, str]:
-    scales = dict.fromkeys(("k_scales", "v_scales"), "*fp32") if shape.quantized else {}
-    return dict.fromkeys(("k_cache", "v_cache"), cache) | scales
+    sides = ("k",) if shape.values_in_keys else ("k", "v")
+    scales = {f"{side}_scales": "*fp32" for side in sides} if shape.quantized else {}
+    return {f"{side}_cache": cache for side in sides} | scales
 
 
 def _spec(

@@ -154,12 +154,15 @@ def rope_call(x: torch.Tensor, table: torch.Tensor, out: torch.Tensor, *, interl
 class LayerCaches:
     """A layer's caches of keys [P, K, Nkv, D] and values [P, K, Nkv, Dv], with scales [P, K, Nkv] if they have
     8 bits.
+
+    With ``values_in_keys``, ``values`` is a view of the first Dv channels of ``keys``, whose scales are those of both.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
+    values_in_keys: bool = False
 
     @property
     def format(self) -> CacheFormat:
@@ -167,13 +170,14 @@ class LayerCaches:
         return CACHE_FORMATS_OF[self.keys.dtype]
 
     def named(self, gpu: GpuLimits | None, suffix: str = "") -> dict[str, Argument]:
-        """Returns the caches as a kernel's arguments, with ``suffix`` added to their names.
+        """Returns the caches as a kernel's arguments, with ``suffix`` added to their names; None for those that aren't
+        stored.
 
         ``gpu`` is the GPU that reads them; None for kernels that write, which get 8-bit floats as bytes.
         """
-        caches = [self.keys, self.values]
+        caches = [self.keys, None if self.values_in_keys else self.values]
         if self.format == "fp8" and not (gpu is not None and gpu.fp8):
-            caches = [cache.view(torch.uint8) for cache in caches]
+            caches = [None if cache is None else cache.view(torch.uint8) for cache in caches]
         names = ("k_cache", "v_cache", "k_scales", "v_scales")
         return dict(zip((name + suffix for name in names), (*caches, self.key_scales, self.value_scales), strict=True))
 
@@ -214,17 +218,15 @@ def rope_kv_write_call(
 
 def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches: LayerCaches) -> Call:
     """Returns the call that writes k [T, Nkv, D] and v [T, Nkv, Dv] to ``slots`` [T] of the caches; heads must be
-    contiguous.
+    contiguous. v isn't read if the caches have values in keys.
     """
     written = caches.named(None)
-    operands: dict[str, Argument] = {"k": k, "v": v, "slots": slots, **written}
+    operands: dict[str, Argument] = {"k": k, "slots": slots, **written}
     operands |= {f"{name}_before": value for name, value in written.items()}
-    operands |= {
-        "capacity": caches.keys.shape[0] * caches.keys.shape[1],
-        "k_stride": k.stride(0),
-        "v_stride": v.stride(0),
-    }
-    constants = write_constants(k.shape[1], k.shape[2], v.shape[2], caches.format)
+    operands |= {"capacity": caches.keys.shape[0] * caches.keys.shape[1], "k_stride": k.stride(0)}
+    if not caches.values_in_keys:
+        operands |= {"v": v, "v_stride": v.stride(0)}
+    constants = write_constants(k.shape[1], k.shape[2], 0 if caches.values_in_keys else v.shape[2], caches.format)
     return Call("kv_write", in_order("kv_write", operands), constants, (len(k), 1, 1))
 
 
@@ -335,6 +337,7 @@ def attention_calls(
         sinks=sinks is not None,
         slopes=slopes is not None,
         exact=rule.exact,
+        values_in_keys=caches.values_in_keys,
     )
     block_size, value_size = shape.block_size, shape.value_size
     requests, blocks = table.shape
@@ -361,7 +364,7 @@ def attention_calls(
     def tiled(tile: Tile, keys: int, parts: torch.Tensor, lse: torch.Tensor | None) -> Call:
         arguments = in_order("paged_attention", operands | {"out": parts, "lse": lse})
         constants = attention_constants(shape, gpu, tile, keys) | ({"SKIP_SINGLES": True} if mixed else {})
-        grid = shape.grid(tiles_of_step(tokens, requests, tile.queries), splits if keys else 1)
+        grid = shape.grid(tiles_of_step(tokens, requests, tile.queries), splits if keys else 1, tile.rows)
         return Call("paged_attention", arguments, constants, grid, tile.warps, tile.stages)
 
     if not split_keys or mixed:
@@ -383,7 +386,7 @@ def attention_calls(
         how: dict[str, Constant] = {"MIXED": True} if mixed else {}
         arguments = in_order("listed_attention", operands | combined | where | {"out": parts, "work": work})
         constants = attention_constants(shape, gpu, tile, split_keys) | how
-        grid = shape.grid(min(parts_of.workers or 1, requests * splits), 1)
+        grid = shape.grid(min(parts_of.workers or 1, requests * splits), 1, tile.rows)
         calls.append(Call("listed_attention", arguments, constants, grid, tile.warps, tile.stages))
         listed = {"Q_HEADS": heads, "WINDOW": window, "SPLIT_KEYS": split_keys, **how}
         combined |= where

@@ -121,7 +121,8 @@ class Tile:
 
     Attributes:
         queries: the number of a request's tokens.
-        rows: the rows of the product, a power of 2: all heads of a group for each token.
+        rows: the rows of the product, a power of 2: for each token all heads of a group, or some of them
+            (``shares_of``).
         keys: the number of keys that are processed at a time.
         warps, stages: Triton's options.
     """
@@ -150,6 +151,13 @@ def decode_rows(group: int) -> int:
     return max(FEWEST_ROWS, power_of_2(group))
 
 
+def shares_of(group: int, rows: int) -> int:
+    """Returns the number of programs that divide the ``group`` query heads of a key/value head: the fewest equal shares
+    of which each fits a tile of ``rows`` rows.
+    """
+    return next(n for n in range(1, group + 1) if group % n == 0 and group // n <= rows)
+
+
 @dataclass(frozen=True)
 class TileCase:
     """The case for which a tile is chosen.
@@ -160,6 +168,8 @@ class TileCase:
         dtype: the type of the queries.
         cache: the format of the cache.
         decode: True for steps with one token per request.
+        values_in_keys: True if values are the first channels of their keys, which are copied once for both. Results
+            are then as wide as keys, so a program has few query heads of a group.
     """
 
     head_size: int
@@ -167,6 +177,12 @@ class TileCase:
     dtype: FloatType
     cache: CacheFormat
     decode: bool
+    values_in_keys: bool = False
+
+    @property
+    def fewest_rows(self) -> int:
+        """The rows of the smallest tile."""
+        return FEWEST_ROWS if self.values_in_keys else decode_rows(self.group)
 
 
 def looks_ahead(tile: Tile, gpu: GpuLimits) -> bool:
@@ -180,7 +196,7 @@ def looks_ahead(tile: Tile, gpu: GpuLimits) -> bool:
 def least_shared_memory(tile: Tile, case: TileCase, gpu: GpuLimits) -> int:
     """Returns the least bytes of shared memory that a tile takes, for the keys and values that are copied ahead."""
     copies = tile.stages - 1 if looks_ahead(tile, gpu) else min(tile.stages - 1, 1)
-    return copies * tile.keys * 2 * case.head_size * CACHE_BYTES[case.cache]
+    return copies * tile.keys * (1 if case.values_in_keys else 2) * case.head_size * CACHE_BYTES[case.cache]
 
 
 def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = None) -> Iterator[Tile]:
@@ -194,7 +210,8 @@ def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = 
     if known is not None:
         yield known
     for rows, keys, warps, stages in _rule(case, gpu):
-        tile = Tile(1 if case.decode else rows // case.group, rows, keys, warps, stages)
+        heads = case.group // shares_of(case.group, rows)
+        tile = Tile(1 if case.decode else rows // heads, rows, keys, warps, stages)
         if tile != known and least_shared_memory(tile, case, gpu) <= limit:
             yield tile
 
@@ -213,16 +230,16 @@ def _decode_rule(case: TileCase) -> Iterator[tuple[int, int, int, int]]:
     deep = (4, 3) if CACHE_BYTES[case.cache] == 1 else (3,)
     for depths in (deep, (2,), (1,)):
         for keys, stages in product(_halves(most, 16), depths):
-            yield decode_rows(case.group), keys, 8 if single else 4, stages
+            yield case.fewest_rows, keys, 8 if single else 4, stages
 
 
 def _prompt_rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int, int]]:
     """Yields tiles for prompts, large ones first. Sums are in registers, of which 8 warps have twice as many as 4."""
-    group, width, single = power_of_2(case.group), width_of(case.head_size), _is_single(case)
+    fewest_rows, width, single = case.fewest_rows, width_of(case.head_size), _is_single(case)
     most = 32 if single else 128 if width <= 128 and gpu.capability in (90, 100) else 64
     most_rows = 128 if not single and width <= 128 else 64 if width <= 64 or not single else 32
     for depths, fewest in (((3, 2), 32), ((3, 2), 16), ((1,), 16)):
-        for rows in _halves(max(most_rows, group), max(FEWEST_ROWS, group)):
+        for rows in _halves(max(most_rows, fewest_rows), fewest_rows):
             for keys, stages in product(_halves(most if fewest > 16 or depths == (1,) else 16, fewest), depths):
                 yield rows, keys, 8 if single or rows * width >= 64 * 128 else 4, stages
 
@@ -386,7 +403,7 @@ def read_tiles(path: Path) -> dict[TileCase, Tile]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             entry = json.loads(line)
-            case = TileCase(**{field.name: entry[field.name] for field in fields(TileCase)})
+            case = TileCase(**{field.name: entry[field.name] for field in fields(TileCase) if field.name in entry})
             tile = Tile(**{field.name: entry[field.name] for field in fields(Tile)})
         except (ValueError, KeyError, TypeError) as e:
             raise TargetError(f"{path}:{number}: isn't a tile: {e}", hint="Write the file by a sweep.") from e

@@ -16,5 +16,6 @@ TARGET = Target(
     instructions=(),
     states=True,
     exact=True,
+    latent_caches=True,
     lower=lambda program, options: lower_for_gpus(program, options.engines.dtype or FLOATS),
 )

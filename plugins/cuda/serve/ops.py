@@ -20,6 +20,7 @@ from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.dtypes import stored_bytes
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import Affine, Operand, Step
+from enginewright.runtime.shared.step_schema import Q_START
 
 from ...gpu.call import Call
 from ...gpu.recurrence_calls import StoredStates, convolution_call, delta_rule_call, scan_call
@@ -98,6 +99,10 @@ class Binder(Protocol):
 
         For the first layer, the launch that fills the list is appended to ``works``.
         """
+
+    @property
+    def tokens(self) -> int:
+        """The number of the step's tokens, with padding."""
 
     @property
     def decodes(self) -> bool:
@@ -257,7 +262,9 @@ def _rope_kv_write(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> li
 def _kv_write(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     k, v, slots, cache = x
     works: list[Work] = []
-    k, v = _heads_together(p, "keys", k, works), _heads_together(p, "values", v, works)
+    k = _heads_together(p, "keys", k, works)
+    if not cache.group.values_in_keys:
+        v = _heads_together(p, "values", v, works)
     return [*works, p.launch(kv_write_call(k, v, slots, cache.of))]
 
 
@@ -272,9 +279,10 @@ def _heads_together(p: Binder, room: Room, x: Tensor, works: list[Work]) -> Tens
     return dense
 
 
-def written_bytes(step: Step, tokens: int) -> dict[Room, int]:
+def written_bytes(step: Step, cached: CacheGroup, tokens: int) -> dict[Room, int]:
     """Returns the bytes of each ``Binder.room`` for a ``kv_write``, in a step of ``tokens`` tokens."""
-    operands: dict[Room, Operand] = {"keys": step.inputs[0], "values": step.inputs[1]}
+    operands: dict[Room, Operand] = {"keys": step.inputs[0]}
+    operands |= {} if cached.values_in_keys else {"values": step.inputs[1]}
     return {room: _dense_bytes(of, tokens) for room, of in operands.items() if not _has_heads_together(of)}
 
 
@@ -351,7 +359,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
     )
     for call in calls:
         if call.kernel == "listed_attention":  # as many programs go through the list as run at a time
-            most = max(1, p.resident(call) // cache.group.planes[0].heads)
+            most = max(1, p.resident(call) // call.grid[1])
             call = replace(call, grid=(min(most, call.grid[0]), *call.grid[1:]))
         works.append(p.launch(call))
     if result is not out[0]:
@@ -399,7 +407,10 @@ def _take_rows(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[W
 
 
 def _copy(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    return [lambda: out[0].copy_(x[0].expand(out[0].shape))]
+    works: list[Work] = [lambda: out[0].copy_(x[0].expand(out[0].shape))]
+    if step.inputs[0].name == Q_START:  # its last number is that of the step's rows, and padding tokens have rows too
+        works.append(partial(out[0][-1:].fill_, p.tokens))
+    return works
 
 
 def _reduce(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:

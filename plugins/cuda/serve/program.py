@@ -366,6 +366,11 @@ class CudaProgram:
         return self._launcher.tile(shape, decode)
 
     @property
+    def tokens(self) -> int:
+        """Implements ``Binder.tokens``."""
+        return self._sizes[0]
+
+    @property
     def decodes(self) -> bool:
         """Implements ``Binder.decodes``."""
         return self._decodes
@@ -429,11 +434,10 @@ def room_bytes(program: LoweredProgram, limits: StepLimits, exact: bool) -> dict
             needed = {} if exact else unpacked_bytes(step, limits.tokens)
         elif step.op == "combine_experts":
             needed = {"places": 4 * step.inputs[1].shape[0].evaluate(*sizes)}
-        elif step.op == "kv_write":
-            needed = written_bytes(step, limits.tokens)
-        elif step.op == "paged_attention":
+        elif step.op in ("kv_write", "paged_attention"):
             group = groups[next(o.name for o in step.inputs if o.kind == "cache")]
-            needed = heads_bytes(step, group, sizes)
+            written = step.op == "kv_write"
+            needed = written_bytes(step, group, limits.tokens) if written else heads_bytes(step, group, sizes)
         else:
             continue
         for name, size in needed.items():
@@ -536,8 +540,8 @@ def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:
 
 
 def _new_pools(group: CacheGroup, blocks: int, device: torch.device) -> list[Tensor]:
-    """Returns zeros for the caches of all layers of a group, [layers, P, ...] each: states; or keys, values, and their
-    scales if there are some.
+    """Returns zeros for the caches of all layers of a group, [layers, P, ...] each: states; or keys, values unless they
+    are in keys, and the scales of each if there are some.
 
     8-bit floats are bytes here. A layer's cache begins at a multiple of 16 bytes.
     """
@@ -547,9 +551,10 @@ def _new_pools(group: CacheGroup, blocks: int, device: torch.device) -> list[Ten
     dtype = TORCH_DTYPES[group.dtype]
     stored = torch.uint8 if dtype.itemsize == 1 else dtype
     begin = layers, blocks, group.block_size
-    pools = [torch.zeros((*begin, *plane.shape), dtype=stored, device=device) for plane in group.planes]
+    planes = group.planes[:1] if group.values_in_keys else group.planes
+    pools = [torch.zeros((*begin, *plane.shape), dtype=stored, device=device) for plane in planes]
     if group.dtype in SCALED_CACHES:
-        pools += [torch.zeros((*begin, plane.heads), device=device) for plane in group.planes]
+        pools += [torch.zeros((*begin, plane.heads), device=device) for plane in planes]
     return pools
 
 
@@ -557,8 +562,13 @@ def _cache_of(group: CacheGroup, tensors: Sequence[Tensor]) -> Cache | States:
     """Returns a layer's cache, whose tensors are those of ``_new_pools``."""
     if group.kind == STATE:
         return States(group, tensors[0])
-    keys, values, *scales = tensors
     dtype = TORCH_DTYPES[group.dtype]
+    if group.values_in_keys:
+        keys, *scales = tensors
+        keys = keys.view(dtype)
+        values = keys[..., : group.value_head_size]
+        return Cache(group, LayerCaches(keys, values, *scales, values_in_keys=True))
+    keys, values, *scales = tensors
     return Cache(group, LayerCaches(keys.view(dtype), values.view(dtype), *scales))
 
 

@@ -30,6 +30,7 @@ from enginewright.plugins.gpu.step_calls import (
     AttentionRule,
     LayerCaches,
     attention_calls,
+    kv_write_call,
 )
 from enginewright.plugins.gpu.tiles import GPUS, attention_tiles
 
@@ -55,6 +56,7 @@ class Case:
     slopes: bool = False
     split_keys: int | None = None
     block_size: int = 32
+    values_in_keys: bool = False
 
 
 @dataclass
@@ -67,6 +69,14 @@ class Step:
     q_start: Tensor
     kv_len: Tensor
     rest: tuple[object, ...]
+    values_in_keys: bool = False
+
+    @property
+    def layer(self) -> LayerCaches:
+        """The caches as kernels take them."""
+        if not self.values_in_keys:
+            return LayerCaches(*self.caches)
+        return LayerCaches(*self.caches[:3], values_in_keys=True)
 
     def reference(self) -> Tensor:
         op = paged_attention if len(self.caches) == 2 else quantized_paged_attention
@@ -77,8 +87,8 @@ class Step:
 
     def attend(self, parts: AttentionParts, kv_len: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         batch = AttendedBatch(self.table, self.q_start, self.kv_len if kv_len is None else kv_len)
-        caches, rule = LayerCaches(*self.caches), AttentionRule(*self.rest)  # type: ignore[arg-type]
-        return launch.paged_attention(self.q, caches, batch, rule, parts, out=out)
+        rule = AttentionRule(*self.rest)  # type: ignore[arg-type]
+        return launch.paged_attention(self.q, self.layer, batch, rule, parts, out=out)
 
 
 def step_of(case: Case, device: str = "cpu") -> Step:
@@ -102,6 +112,9 @@ def step_of(case: Case, device: str = "cpu") -> Step:
             x, s = quantize_heads(x, dtype)
             scales.append(s.view(len(pool), case.block_size, case.kv_heads).to(device))
         caches.append(x.to(dtype).view(len(pool), case.block_size, case.kv_heads, size).to(device))
+    if case.values_in_keys:
+        caches[1] = caches[0][..., : caches[1].shape[3]]
+        scales[1:] = scales[:1]
     q_start = torch.tensor([0, *itertools.accumulate(case.new)], dtype=torch.int32)
     sinks = torch.randn(case.heads, generator=random).to(device) if case.sinks else None
     slopes = 0.3 * torch.rand(case.heads, generator=random).to(device) if case.slopes else None
@@ -114,6 +127,7 @@ def step_of(case: Case, device: str = "cpu") -> Step:
         q_start.to(device),
         torch.tensor(lengths, dtype=torch.int32, device=device),
         (case.size**-0.5, case.window, case.softcap, sinks, slopes),
+        case.values_in_keys,
     )
 
 
@@ -198,6 +212,7 @@ def alone_and_together(case: Case, device: str = "cpu") -> bool:
             torch.tensor([0, end - begin], dtype=torch.int32, device=device),
             step.kv_len[b : b + 1],
             step.rest,
+            step.values_in_keys,
         )
         if not torch.equal(alone.triton(case.split_keys), together[begin:end]):
             return False
@@ -220,6 +235,24 @@ def write(dtype: str, cache: str, tokens: int, heads: int, size: int, device: st
     want = op(*caches, *scales, k, v, slots)
     launch.kv_write(*caches, k, v, slots, *scales)
     return [x.float().cpu() for x in (*want, *caches, *scales)]
+
+
+def write_keys(dtype: str, cache: str, tokens: int, size: int, value_size: int) -> list[Tensor]:
+    """Returns the keys (and scales) that the reference writes to a cache with values in keys, then the kernel's."""
+    torch.manual_seed(tokens)
+    k = torch.randn(tokens, 1, size).to(DTYPES[dtype])
+    blocks, block_size, stored = -(-tokens // 16) + 1, 16, CACHES[cache]
+    slots = torch.randperm(blocks * block_size)[:tokens].int()
+    keys = torch.zeros(blocks, block_size, 1, size).to(stored)
+    scales = torch.full(keys.shape[:3], -1.0) if stored in LARGEST_CODE else None
+    values = keys[..., :value_size]
+    if scales is None:
+        want = [kv_write(keys, values, k, k[..., :value_size], slots, values_in_keys=True)[0]]
+    else:
+        written = quantized_kv_write(keys, values, scales, scales, k, k[..., :value_size], slots)
+        want = [written[0], written[2]]
+    JitLauncher().bind(kv_write_call(k, k, slots, LayerCaches(keys, values, scales, values_in_keys=True)))()
+    return [x.float() for x in (*want, keys, *([] if scales is None else [scales]))]
 
 
 def codes(values: list[list[float]], cache: str) -> tuple[list[list[float]], list[float]]:

@@ -133,13 +133,18 @@ def attention(length: int, dtype: str, cache: str = "", **rule: object) -> bool:
     chunk, in a mixed step, and decoded alone and beside others.
     """
     torch.manual_seed(7)
-    heads, kv_heads, size, others = 6, 2, 24, 6
+    in_keys, others = bool(rule.pop("values_in_keys", False)), 6
+    heads, kv_heads, size, value_size = (20, 1, 40, 24) if in_keys else (6, 2, 24, 24)
     blocks = -(-length // BLOCK)
     of = {"": DTYPES[dtype], "int8": torch.int8, "fp8": torch.float8_e4m3fn}[cache]
     pool = blocks + 2 * others
     codes = torch.randn(2, pool, BLOCK, kv_heads, size) * (40 if cache else 1)
     scales = torch.rand(2, pool, BLOCK, kv_heads) / 40 + 0.01 if cache else (None, None)
-    caches = LayerCaches(*codes.to(of), *scales)
+    keys, values = codes.to(of)
+    if in_keys:
+        caches = LayerCaches(keys, keys[..., :value_size], scales[0], values_in_keys=True)
+    else:
+        caches = LayerCaches(keys, values, *scales)
     q = torch.randn(length + 40, heads, size).to(DTYPES[dtype])
     order = torch.randperm(pool).int()
     tables = {"mine": order[:blocks]} | {str(i): order[blocks + 2 * i :][:2] for i in range(others)}
@@ -153,14 +158,14 @@ def attention(length: int, dtype: str, cache: str = "", **rule: object) -> bool:
         for row, name in enumerate(requests):
             table[row, : len(tables[name])] = tables[name]
         packed = torch.cat(list(queries))
-        out = torch.full(packed.shape, float("nan"), dtype=packed.dtype)
+        out = torch.full((len(packed), heads, value_size), float("nan"), dtype=packed.dtype)
         decodes, single = bool((counts[1:] == 1).all()), bool((counts[1:] == 1).any())
         mixed, splits = single and not decodes, -(-table.shape[1] * BLOCK // 512)
         work = torch.full((work_size(len(requests), splits),), -1, dtype=torch.int32)
         window = int(rule.get("window", 0))  # type: ignore[call-overload]
         if mixed or (decodes and splits > 1):
             run(work_call(kv_len, work, window, 8, q_start=q_start if mixed else None))
-        floats = attention_scratch(len(requests), heads, size, table.shape[1], BLOCK, mixed=True)
+        floats = attention_scratch(len(requests), heads, value_size, table.shape[1], BLOCK, mixed=True)
         calls = attention_calls(
             packed,
             caches,

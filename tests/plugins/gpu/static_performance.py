@@ -61,6 +61,8 @@ SHAPES = {
     "256 window, cap": AttentionShape(8, 4, 256, 256, 32, "bf16", "bf16", 1 / 16, window=512, softcap=50.0),
     "192/128 sinks, slopes": AttentionShape(4, 4, 192, 128, 16, "bf16", "bf16", 0.1, sinks=True, slopes=True),
     "128 f32": AttentionShape(32, 8, 128, 128, 32, "f32", "f32", 128**-0.5),
+    "576 latent": AttentionShape(128, 1, 576, 512, 32, "bf16", "bf16", 192**-0.5, values_in_keys=True),
+    "576 latent fp8": AttentionShape(128, 1, 576, 512, 32, "bf16", "fp8", 192**-0.5, values_in_keys=True),
 }
 
 KERNELS: dict[str, Kernel] = {

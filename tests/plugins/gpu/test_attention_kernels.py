@@ -19,7 +19,15 @@ TOLERANCE = {"f32": 1e-5, "f16": 4e-3, "bf16": 3.2e-2}
 DECODE = {"new": (1, 1, 1), "past": (0, 36, 127)}
 PREFILL = {"new": (5, 1, 40), "past": (0, 36, 70)}
 
+LATENT = {"kv_heads": 1, "size": 40, "value_size": 24, "values_in_keys": True}
+
 SMALL = [
+    Case(**DECODE, **LATENT, heads=40, split_keys=64),
+    Case(**PREFILL, **LATENT, heads=20),
+    Case(**PREFILL, **LATENT, heads=3, dtype="bf16", cache="fp8"),
+    Case(**DECODE, **LATENT, heads=128, dtype="bf16", cache="int8"),
+    Case(**DECODE, **(LATENT | {"size": 576, "value_size": 512}), heads=16, dtype="bf16"),
+    Case(**PREFILL, **(LATENT | {"size": 24}), heads=17, window=20, dtype="f16"),
     Case(**DECODE),
     Case(**DECODE, heads=8, kv_heads=1, size=80, dtype="f16"),
     Case(**DECODE, split_keys=64, window=20, softcap=5.0, sinks=True, slopes=True),
@@ -73,7 +81,11 @@ def test_attention_is_the_reference_everywhere(interpreter, dtype, group, size, 
         assert interpreter.submit(cases.difference, case).result() < TOLERANCE[dtype], case
 
 
-@pytest.mark.parametrize("case", [Case(**DECODE, split_keys=64), Case(**PREFILL, dtype="f16")], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [Case(**DECODE, split_keys=64), Case(**PREFILL, dtype="f16"), Case(**PREFILL, **LATENT, heads=40, dtype="bf16")],
+    ids=str,
+)
 def test_company_changes_no_bit(interpreter, case):
     assert interpreter.submit(cases.alone_and_together, case).result()
 
@@ -88,6 +100,7 @@ def test_memory_that_is_given_takes_result_and_parts(interpreter, dtype, cache):
 
 LISTED = [
     (Case(**DECODE, split_keys=64), [(0, 0), (1, 0), (2, 0), (2, 1)]),
+    (Case(**DECODE, **LATENT, heads=40, split_keys=64), [(0, 0), (1, 0), (2, 0), (2, 1)]),
     (
         Case(new=(1, 1), past=(511, 300), heads=4, kv_heads=1, size=32, split_keys=256, cache="fp8"),
         [(0, 0), (0, 1), (1, 0), (1, 1)],

@@ -23,6 +23,14 @@ def test_the_cache_holds_what_the_reference_writes(interpreter, cache, dtype, to
         assert torch.equal(w, g)
 
 
+@pytest.mark.parametrize("cache", ["f32", "bf16", "int8", "fp8"])
+def test_values_in_keys_are_not_written(interpreter, cache):
+    results = interpreter.submit(cases.write_keys, "bf16" if cache == "bf16" else "f32", cache, 9, 40, 24).result()
+    want, got = results[: len(results) // 2], results[len(results) // 2 :]
+    assert len(want) == (2 if cache in ("int8", "fp8") else 1)
+    assert all(map(torch.equal, want, got))
+
+
 def test_every_code_of_e4m3_and_every_tie_between_two(interpreter):
     representable = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     representable = representable[~representable.isnan()].sort().values

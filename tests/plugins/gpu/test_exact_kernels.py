@@ -40,6 +40,7 @@ def test_sums_of_rows_and_of_experts(dtype: str, interpreter: ProcessPoolExecuto
         (530, "bf16", "int8", {"slopes": True}),
         (530, "bf16", "fp8", {"softcap": 20.0}),
         (40, "f32", "", {"sinks": True}),
+        (530, "bf16", "int8", {"values_in_keys": True}),
     ],
 )
 def test_attention(

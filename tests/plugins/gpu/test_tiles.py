@@ -20,6 +20,7 @@ from enginewright.plugins.gpu.tiles import (
     measured_tiles,
     power_of_2,
     read_tiles,
+    shares_of,
     width_of,
     write_tiles,
 )
@@ -43,6 +44,21 @@ def test_there_are_tiles_for_the_usual_heads(gpu, decode):
             assert tile.queries == 1 or not decode
             assert tile.keys == power_of_2(tile.keys) <= SPLIT_KEYS and tile.keys >= 16
             assert least_shared_memory(tile, case, gpu) <= gpu.shared_memory
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=str)
+@pytest.mark.parametrize("decode", [True, False])
+def test_a_program_has_some_heads_over_a_latent_vector(gpu, decode):
+    """A tile of all 128 heads of DeepSeek-V3 has more results than registers."""
+    for group, size in itertools.product((1, 20, 40, 128), (24, 288, 576)):
+        case = TileCase(size, group, "bf16", "bf16", decode, values_in_keys=True)
+        tiles = list(attention_tiles(case, gpu))
+        assert tiles and len(set(tiles)) == len(tiles)
+        for tile in tiles:
+            heads = group // shares_of(group, tile.rows)
+            assert group % heads == 0 and tile.rows >= heads * tile.queries >= 1
+        assert tiles[-1].rows == 16
+    assert [shares_of(group, 16) for group in (1, 16, 20, 40, 128, 17)] == [1, 1, 2, 4, 8, 17]
 
 
 def test_code_runs_where_it_is_not_bound_to_another_gpu():

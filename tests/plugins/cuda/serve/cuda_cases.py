@@ -65,7 +65,7 @@ def program_of(case: str, recipe: str = "f32", cache: str | None = None) -> tupl
     )  # no calibration
     if cache is not None:
         loaded = with_cache(loaded, cache)
-    context = pass_context(loaded, frozenset(), (), scratch=None, progress=lambda event: None)
+    context = pass_context(loaded, frozenset(), (), scratch=None, progress=lambda event: None, targets=("cuda",))
     PassManager([p for p in default_pipeline() if p.wanted(context)], context).run(program)
     return program, context
 
@@ -127,6 +127,13 @@ def step_input(inputs: Mapping[str, Tensor], sampling: SamplingBatch | None = No
     )
 
 
+def round_caches(program: Program, context: PassContext) -> None:
+    """Rounds what a program writes to its caches as the recipe says; a float cache keeps all bits."""
+    dtype = context.recipe.cache if context.recipe.cache in ("i8", "fp8") else "f32"
+    for node in program.nodes_of(torch.ops.ew.kv_write.default):
+        node.args = (*node.args[:5], dtype, *node.args[6:])
+
+
 def long_contexts(case: str, length: int, cache: str | None = None, given: bool = False) -> float:
     """The largest difference of a logit of decode steps over contexts of several parts, as a share of the largest.
 
@@ -135,8 +142,7 @@ def long_contexts(case: str, length: int, cache: str | None = None, given: bool 
     program, context = program_of(case, cache=cache)
     worst = 0.0
     lowering, meant = lowered(program, context, "f32"), program.copy()
-    for node in meant.nodes_of(torch.ops.ew.kv_write.default):
-        node.args = (*node.args[:5], context.recipe.cache if context.recipe.cache in ("i8", "fp8") else "f32")
+    round_caches(meant, context)
     evaluation, steps = PagedEvaluation(meant, 48), steps_of(lowering, 256, blocks=48)
     stepper = small_programs.steps_of(lowering.program.cache_groups, 48)
     a, b, c = random_sequences((length, 60, 3), 250)
@@ -177,8 +183,7 @@ def differences(
     lowering = lowered(program, context, floats)
     meant = program.copy()
     DequantizeProducts().run(meant, context)
-    for node in meant.nodes_of(torch.ops.ew.kv_write.default):
-        node.args = (*node.args[:5], context.recipe.cache if context.recipe.cache in ("i8", "fp8") else "f32")
+    round_caches(meant, context)
     evaluation = PagedEvaluation(meant, BLOCKS)
     steps, stepper = steps_of(lowering, 256), small_programs.steps_of(lowering.program.cache_groups, BLOCKS)
     apart = []

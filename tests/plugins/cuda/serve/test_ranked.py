@@ -180,6 +180,7 @@ def on_ranks(case: str, recipe: str, how: str, floats: Any = "f32", cache: str |
                 ("Mixtral", "int8", "tensor=2,pipeline=2"),
                 ("Llama", "int8", "pipeline=2"),
                 ("GPT2", "int8", "tensor=2"),
+                ("DeepseekV3", "f32", "tensor=2"),
             )
         ),
     ],

@@ -41,7 +41,7 @@ def replayed(case: str) -> tuple[int, float]:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("case", ["Llama", "Mixtral", "GPT2"])
+@pytest.mark.parametrize("case", ["Llama", "Mixtral", "GPT2", "DeepseekV3"])
 def test_a_graph_depends_on_nothing_that_the_host_held(case: str, interpreter: ProcessPoolExecutor) -> None:
     launches, worst = interpreter.submit(replayed, case).result()
     assert launches == 4  # the first two of the six decode steps are run call by call
