@@ -129,7 +129,7 @@ def _attend(
     values).
 
     ``place`` [KEYS] has the keys' indices in [P*K, Nkv]. Without MASKED, all KEYS keys exist, and every row sees them.
-    With VALUES_IN_KEYS, ``queries`` have the channels that values are in, and ``rest`` [ROWS, REST_WIDTH] the others.
+    If a key has a rest (``AttentionConstants``), ``rest`` [ROWS, REST_WIDTH] are those channels of the queries.
     """
     KEY_PART: tl.constexpr = C.HEAD_SIZE - C.REST_SIZE
     d = tl.arange(0, C.WIDTH)
@@ -137,14 +137,14 @@ def _attend(
     key = start + tl.arange(0, C.KEYS)
     present = (key >= low) & (key < high)
     at_keys = k_cache + place[None, :] * C.HEAD_SIZE + d[:, None]
+    at_values = v_cache + place[:, None] * C.VALUE_STRIDE + e[None, :]
     if MASKED:
         keys = tl.load(at_keys, mask=present[None, :] & (d < KEY_PART)[:, None], other=0.0)  # [WIDTH, KEYS]
     elif KEY_PART < C.WIDTH:
         keys = tl.load(at_keys, mask=(d < KEY_PART)[:, None], other=0.0)
     else:
         keys = tl.load(at_keys)
-    keys = _codes_to(keys, C.FORMAT, queries.dtype)
-    scores = tl.dot(queries, keys, input_precision="ieee")  # [ROWS, KEYS]
+    scores = tl.dot(queries, _codes_to(keys, C.FORMAT, queries.dtype), input_precision="ieee")  # [ROWS, KEYS]
     if C.REST_SIZE:
         r = tl.arange(0, C.REST_WIDTH)
         at_rest = k_cache + place[None, :] * C.HEAD_SIZE + (KEY_PART + r)[:, None]
@@ -188,24 +188,23 @@ def _attend(
     shrink = tl.exp2(largest - base)
     total = tl.fma(total, shrink, tl.sum(weights, axis=1))
 
-    if C.VALUES_IN_KEYS:
-        cached_values = tl.trans(keys)
+    # Values that are a part of keys are loaded a second time: the compiler copies no tile ahead that has two uses.
+    if MASKED:
+        cached_values = tl.load(at_values, mask=present[:, None] & (e < C.VALUE_SIZE)[None, :], other=0.0)
+    elif C.VALUE_SIZE < C.VALUE_WIDTH:
+        cached_values = tl.load(at_values, mask=(e < C.VALUE_SIZE)[None, :], other=0.0)
     else:
-        at_values = v_cache + place[:, None] * C.VALUE_SIZE + e[None, :]
-        if MASKED:
-            cached_values = tl.load(at_values, mask=present[:, None] & (e < C.VALUE_SIZE)[None, :], other=0.0)
-        elif C.VALUE_SIZE < C.VALUE_WIDTH:
-            cached_values = tl.load(at_values, mask=(e < C.VALUE_SIZE)[None, :], other=0.0)
-        else:
-            cached_values = tl.load(at_values)  # [KEYS, VALUE_WIDTH]
+        cached_values = tl.load(at_values)  # [KEYS, VALUE_WIDTH]
     if C.FORMAT != "float":
         # Times a power of 2, which ``values`` are divided by in the end: float16 holds no number as small as a scale.
         UNIT: tl.constexpr = 64.0 if C.FORMAT == "int8" else 256.0
-        scales = k_scales if C.VALUES_IN_KEYS else v_scales
-        weights *= (tl.load(scales + place, mask=present, other=0.0) * UNIT)[None, :]
-    if not C.VALUES_IN_KEYS:
-        cached_values = _codes_to(cached_values, C.FORMAT, queries.dtype)
-    values = tl.dot(weights.to(queries.dtype), cached_values, values * shrink[:, None], input_precision="ieee")
+        weights *= (tl.load(v_scales + place, mask=present, other=0.0) * UNIT)[None, :]
+    values = tl.dot(
+        weights.to(queries.dtype),
+        _codes_to(cached_values, C.FORMAT, queries.dtype),
+        values * shrink[:, None],
+        input_precision="ieee",
+    )
     return larger, total, values
 
 

@@ -202,14 +202,12 @@ def _gpu_of(x: torch.Tensor) -> GpuLimits:
 def _checked(caches: LayerCaches) -> LayerCaches:
     """Returns the caches. Raises ValueError if no kernel supports them."""
     keys, values = caches.keys, caches.values
-    stored, scales_of = (keys, values), (caches.key_scales, caches.value_scales)
-    if caches.values_in_keys:
-        stored, scales_of = stored[:1], scales_of[:1]
+    stored = (keys,) if caches.values_in_keys else (keys, values)
     if keys.dtype != values.dtype or not all(of.is_contiguous() for of in stored):
         raise ValueError("caches of keys and values are of one type, and contiguous")
     if keys.dtype not in CACHE_FORMATS_OF:
         raise ValueError(f"caches can't be of {keys.dtype}")
-    for scales in scales_of:
+    for scales in (caches.key_scales, caches.value_scales):
         if (scales is not None) != (caches.format not in FLOATS_OF.values()):
             raise ValueError(f"a cache of {keys.dtype} with{'out' if scales is None else ''} scales")
         if scales is not None and (scales.shape != keys.shape[:3] or scales.dtype != torch.float32):

@@ -195,8 +195,9 @@ def write_format(cache: CacheFormat) -> str:
 class AttentionConstants:
     """The constants of attention kernels. A kernel gets all of them as one constant, C.
 
-    SHARES programs divide the query heads of a key/value head. With VALUES_IN_KEYS, values are the first VALUE_SIZE
-    channels of keys, and the REST_SIZE others, padded to REST_WIDTH, are loaded apart. WIDTH is that of the first part.
+    SHARES programs divide the query heads of a key/value head. VALUE_STRIDE is the distance of the values of one head.
+    If values are the first channels of keys, the REST_SIZE others are loaded apart, padded to REST_WIDTH, as both parts
+    need less padding than all: 512 and 64 in place of 1,024. WIDTH is that of the first part.
     """
 
     Q_HEADS: int
@@ -218,7 +219,7 @@ class AttentionConstants:
     VALUE_WIDTH: int
     AHEAD: bool
     SHARES: int
-    VALUES_IN_KEYS: bool
+    VALUE_STRIDE: int
     REST_SIZE: int
     REST_WIDTH: int
 
@@ -246,7 +247,7 @@ def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split
         VALUE_WIDTH=width_of(shape.value_size),
         AHEAD=looks_ahead(tile, gpu),
         SHARES=shares_of(shape.group, tile.rows),
-        VALUES_IN_KEYS=shape.values_in_keys,
+        VALUE_STRIDE=shape.head_size if shape.values_in_keys else shape.value_size,
         REST_SIZE=rest,
         REST_WIDTH=width_of(rest) if rest else 0,
     )
@@ -325,6 +326,8 @@ def write_spec(shape: AttentionShape, capability: int) -> KernelSpec:
     """
     gpu_of(capability)
     caches = _cache_types(shape, _POINTERS[shape.cache])
+    if shape.values_in_keys:
+        caches = {name: of for name, of in caches.items() if name.startswith("k")}
     sizes = {"k": shape.head_size} | ({} if shape.values_in_keys else {"v": shape.value_size})
     types = dict.fromkeys(sizes, _POINTERS[shape.dtype]) | {"slots": "*i32"} | caches
     types |= {f"{name}_before": of for name, of in caches.items()}
@@ -343,9 +346,8 @@ def combine_spec(shape: AttentionShape, capability: int) -> KernelSpec:
 
 
 def _cache_types(shape: AttentionShape, cache: str) -> dict[str, str]:
-    sides = ("k",) if shape.values_in_keys else ("k", "v")
-    scales = {f"{side}_scales": "*fp32" for side in sides} if shape.quantized else {}
-    return {f"{side}_cache": cache for side in sides} | scales
+    scales = dict.fromkeys(("k_scales", "v_scales"), "*fp32") if shape.quantized else {}
+    return dict.fromkeys(("k_cache", "v_cache"), cache) | scales
 
 
 def _spec(

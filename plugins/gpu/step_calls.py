@@ -155,7 +155,7 @@ class LayerCaches:
     """A layer's caches of keys [P, K, Nkv, D] and values [P, K, Nkv, Dv], with scales [P, K, Nkv] if they have
     8 bits.
 
-    With ``values_in_keys``, ``values`` is a view of the first Dv channels of ``keys``, whose scales are those of both.
+    With ``values_in_keys``, ``values`` is a view of the first Dv channels of ``keys``, and the scales are the same.
     """
 
     keys: torch.Tensor
@@ -170,14 +170,13 @@ class LayerCaches:
         return CACHE_FORMATS_OF[self.keys.dtype]
 
     def named(self, gpu: GpuLimits | None, suffix: str = "") -> dict[str, Argument]:
-        """Returns the caches as a kernel's arguments, with ``suffix`` added to their names; None for those that aren't
-        stored.
+        """Returns the caches as a kernel's arguments, with ``suffix`` added to their names.
 
         ``gpu`` is the GPU that reads them; None for kernels that write, which get 8-bit floats as bytes.
         """
-        caches = [self.keys, None if self.values_in_keys else self.values]
+        caches = [self.keys, self.values]
         if self.format == "fp8" and not (gpu is not None and gpu.fp8):
-            caches = [None if cache is None else cache.view(torch.uint8) for cache in caches]
+            caches = [cache.view(torch.uint8) for cache in caches]
         names = ("k_cache", "v_cache", "k_scales", "v_scales")
         return dict(zip((name + suffix for name in names), (*caches, self.key_scales, self.value_scales), strict=True))
 
@@ -221,6 +220,8 @@ def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches:
     contiguous. v isn't read if the caches have values in keys.
     """
     written = caches.named(None)
+    if caches.values_in_keys:
+        written |= {"v_cache": None, "v_scales": None}
     operands: dict[str, Argument] = {"k": k, "slots": slots, **written}
     operands |= {f"{name}_before": value for name, value in written.items()}
     operands |= {"capacity": caches.keys.shape[0] * caches.keys.shape[1], "k_stride": k.stride(0)}

@@ -168,8 +168,8 @@ class TileCase:
         dtype: the type of the queries.
         cache: the format of the cache.
         decode: True for steps with one token per request.
-        values_in_keys: True if values are the first channels of their keys, which are copied once for both. Results
-            are then as wide as keys, so a program has few query heads of a group.
+        values_in_keys: True if values are the first channels of their keys. They are wide then, so a program has few
+            query heads of a group.
     """
 
     head_size: int
@@ -196,7 +196,7 @@ def looks_ahead(tile: Tile, gpu: GpuLimits) -> bool:
 def least_shared_memory(tile: Tile, case: TileCase, gpu: GpuLimits) -> int:
     """Returns the least bytes of shared memory that a tile takes, for the keys and values that are copied ahead."""
     copies = tile.stages - 1 if looks_ahead(tile, gpu) else min(tile.stages - 1, 1)
-    return copies * tile.keys * (1 if case.values_in_keys else 2) * case.head_size * CACHE_BYTES[case.cache]
+    return copies * tile.keys * 2 * case.head_size * CACHE_BYTES[case.cache]
 
 
 def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = None) -> Iterator[Tile]:
@@ -228,7 +228,8 @@ def _decode_rule(case: TileCase) -> Iterator[tuple[int, int, int, int]]:
     width, single = width_of(case.head_size), _is_single(case)
     most = 32 if single or width > 128 else 64 if width > 64 else 128
     deep = (4, 3) if CACHE_BYTES[case.cache] == 1 else (3,)
-    for depths in (deep, (2,), (1,)):
+    # Over a latent vector no tile leaves room for a second block: the largest depth is then better than half the memory.
+    for depths in (deep, (2,)) if case.values_in_keys else (deep, (2,), (1,)):
         for keys, stages in product(_halves(most, 16), depths):
             yield case.fewest_rows, keys, 8 if single else 4, stages
 
@@ -238,6 +239,8 @@ def _prompt_rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int
     fewest_rows, width, single = case.fewest_rows, width_of(case.head_size), _is_single(case)
     most = 32 if single else 128 if width <= 128 and gpu.capability in (90, 100) else 64
     most_rows = 128 if not single and width <= 128 else 64 if width <= 64 or not single else 32
+    if case.values_in_keys and width > 512:  # no GPU has registers for more rows
+        most_rows = 32
     for depths, fewest in (((3, 2), 32), ((3, 2), 16), ((1,), 16)):
         for rows in _halves(max(most_rows, fewest_rows), fewest_rows):
             for keys, stages in product(_halves(most if fewest > 16 or depths == (1,) else 16, fewest), depths):

@@ -565,9 +565,8 @@ def _cache_of(group: CacheGroup, tensors: Sequence[Tensor]) -> Cache | States:
     dtype = TORCH_DTYPES[group.dtype]
     if group.values_in_keys:
         keys, *scales = tensors
-        keys = keys.view(dtype)
-        values = keys[..., : group.value_head_size]
-        return Cache(group, LayerCaches(keys, values, *scales, values_in_keys=True))
+        values = keys.view(dtype)[..., : group.value_head_size]
+        return Cache(group, LayerCaches(keys.view(dtype), values, *scales, *scales, values_in_keys=True))
     keys, values, *scales = tensors
     return Cache(group, LayerCaches(keys.view(dtype), values.view(dtype), *scales))
 

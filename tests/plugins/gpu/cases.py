@@ -74,9 +74,7 @@ class Step:
     @property
     def layer(self) -> LayerCaches:
         """The caches as kernels take them."""
-        if not self.values_in_keys:
-            return LayerCaches(*self.caches)
-        return LayerCaches(*self.caches[:3], values_in_keys=True)
+        return LayerCaches(*self.caches, values_in_keys=self.values_in_keys)
 
     def reference(self) -> Tensor:
         op = paged_attention if len(self.caches) == 2 else quantized_paged_attention
@@ -251,7 +249,7 @@ def write_keys(dtype: str, cache: str, tokens: int, size: int, value_size: int) 
     else:
         written = quantized_kv_write(keys, values, scales, scales, k, k[..., :value_size], slots)
         want = [written[0], written[2]]
-    JitLauncher().bind(kv_write_call(k, k, slots, LayerCaches(keys, values, scales, values_in_keys=True)))()
+    JitLauncher().bind(kv_write_call(k, k, slots, LayerCaches(keys, values, scales, scales, values_in_keys=True)))()
     return [x.float() for x in (*want, keys, *([] if scales is None else [scales]))]
 
 

@@ -142,9 +142,8 @@ def attention(length: int, dtype: str, cache: str = "", **rule: object) -> bool:
     scales = torch.rand(2, pool, BLOCK, kv_heads) / 40 + 0.01 if cache else (None, None)
     keys, values = codes.to(of)
     if in_keys:
-        caches = LayerCaches(keys, keys[..., :value_size], scales[0], values_in_keys=True)
-    else:
-        caches = LayerCaches(keys, values, *scales)
+        values, scales = keys[..., :value_size], (scales[0], scales[0])
+    caches = LayerCaches(keys, values, *scales, values_in_keys=in_keys)
     q = torch.randn(length + 40, heads, size).to(DTYPES[dtype])
     order = torch.randperm(pool).int()
     tables = {"mine": order[:blocks]} | {str(i): order[blocks + 2 * i :][:2] for i in range(others)}

@@ -35,13 +35,10 @@ chunk = 32
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {},  # 4 heads, a latent vector of 16 channels and a key of 8
-    # 20 heads, of which a program has 10, and sizes that are no powers of 2
-    "many heads": {
-        **{"num_attention_heads": 20, "num_key_value_heads": 20, "hidden_size": 80},
-        **{"kv_lora_rank": 40, "qk_rope_head_dim": 12},
-    },
+    # 20 heads, of which a program has 10, and a latent vector of 40 channels
+    "many heads": {"num_attention_heads": 20, "num_key_value_heads": 20, "hidden_size": 80, "kv_lora_rank": 40},
 }
-LATENT = {"small": 16 + 8, "many heads": 40 + 12}
+LATENT = {"small": 16 + 8, "many heads": 40 + 8}
 
 
 def exported(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
