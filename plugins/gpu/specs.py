@@ -45,7 +45,7 @@ Constant = int | float | str | bool | None
 SPLITS_AT_ONCE = 16
 """Parts of a context that ``combine_splits`` loads together."""
 
-TILE_CONSTANTS = ("QUERIES", "ROWS", "KEYS", "AHEAD")
+TILE_CONSTANTS = ("QUERIES", "ROWS", "KEYS", "AHEAD", "SHARES")
 """The constants of the attention kernel that differ by tile. Warps and stages do too, and aren't constants."""
 
 _POINTERS: dict[CacheFormat, str] = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "int8": "*i8", "fp8": "*u8"}

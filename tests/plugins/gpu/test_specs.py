@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginewright.plugins.gpu.specs import (
+    TILE_CONSTANTS,
     AttentionShape,
     attention_spec,
     combine_spec,
@@ -45,6 +46,15 @@ def test_attention_kernels_take_what_they_share_of_constants_as_one():
     assert set(constants) == {"C", "CLAMP"} and vars(constants["C"]) | {"CLAMP": True} == dict(spec.constants)
     written = dict(write_spec(SHAPE, 90).constants)
     assert taken_constants("kv_write", written) == written
+
+
+@pytest.mark.parametrize("heads", [9, 71])
+def test_a_kernel_is_read_whatever_its_tile_is(heads):
+    """Constants that differ between tiles aren't compared; with 16 rows several programs divide 71 heads."""
+    shape = replace(SHAPE, heads=heads, kv_heads=1)
+    few, many = (dict(attention_spec(shape, 100, Tile(n, 16 * n, 64, 4, 3), 0).constants) for n in (1, 8))
+    assert {name for name in few if few[name] != many[name]} <= set(TILE_CONSTANTS)
+    assert (few["SHARES"], many["SHARES"]) == ((1, 1) if heads == 9 else (71, 1))
 
 
 def test_stems_tell_everything_apart_and_nothing_else():
