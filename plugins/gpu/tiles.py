@@ -228,7 +228,7 @@ def _decode_rule(case: TileCase) -> Iterator[tuple[int, int, int, int]]:
     width, single = width_of(case.head_size), _is_single(case)
     most = 32 if single or width > 128 else 64 if width > 64 else 128
     deep = (4, 3) if CACHE_BYTES[case.cache] == 1 else (3,)
-    # Two blocks over a latent vector may fit a multiprocessor only without copies ahead: then one that copies is better.
+    # If two blocks over a latent vector fit a multiprocessor only without copies ahead, one that copies is better.
     for depths in (deep, (2,)) if case.values_in_keys else (deep, (2,), (1,)):
         for keys, stages in product(_halves(most, 16), depths):
             yield case.fewest_rows, keys, 8 if single else 4, stages
