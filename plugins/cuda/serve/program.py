@@ -562,13 +562,11 @@ def _cache_of(group: CacheGroup, tensors: Sequence[Tensor]) -> Cache | States:
     """Returns a layer's cache, whose tensors are those of ``_new_pools``."""
     if group.kind == STATE:
         return States(group, tensors[0])
-    dtype = TORCH_DTYPES[group.dtype]
-    if group.values_in_keys:
-        keys, *scales = tensors
-        values = keys.view(dtype)[..., : group.value_head_size]
-        return Cache(group, LayerCaches(keys.view(dtype), values, *scales, *scales, values_in_keys=True))
-    keys, values, *scales = tensors
-    return Cache(group, LayerCaches(keys.view(dtype), values.view(dtype), *scales))
+    dtype, stored = TORCH_DTYPES[group.dtype], list(tensors)
+    keys = stored.pop(0).view(dtype)
+    values = keys[..., : group.value_head_size] if group.values_in_keys else stored.pop(0).view(dtype)
+    key_scales, value_scales = (stored[0], stored[-1]) if stored else (None, None)
+    return Cache(group, LayerCaches(keys, values, key_scales, value_scales, group.values_in_keys))
 
 
 _MOST_COPIED = 32 << 20
