@@ -20,14 +20,9 @@ BLOCKS = 160
 
 @products_in_order()
 def logits_of_batches(
-    case: str,
-    requests: Sequence[int] = (7, 64),
-    recipe: str = "f32",
-    floats: Any = "f32",
-    cache: str | None = None,
-    length: int = 37,
+    case: str, requests: Sequence[int] = (7, 64), recipe: str = "f32", floats: Any = "f32", cache: str | None = None
 ) -> list[str]:
-    """Compares the logits of a request of ``length`` tokens, three of them decoded, alone and in batches.
+    """Compares the logits of a request of 37 tokens, three of them decoded, alone and in batches.
 
     Returns the differences in words. In batches its prompt is cut into chunks, beside other prompts
     and decodes. The bits of the others' last tokens are compared between batches, too.
@@ -40,8 +35,7 @@ def logits_of_batches(
     program, context = cases.program_of(case, recipe, cache)
     lowering = cases.lowered(program, context, floats)
     most = max(requests)
-    lengths = [length, length // 4, length // 6, length // 7] + [2] * most
-    mine, *others = random_sequences(tuple(lengths[:most]), 250)
+    mine, *others = random_sequences((37, *([9, 6, 5] + [2] * most)[: most - 1]), 250)
     steps = cases.steps_of(lowering, 256, blocks=BLOCKS, requests=64, exact=True)
 
     def run(schedule: Sequence[dict[str, list[int]]], seed: int) -> dict[tuple[str, int], np.ndarray]:
@@ -56,8 +50,7 @@ def logits_of_batches(
                 logits_after[name, counts[name]] = logits[row]
         return logits_after
 
-    middle, *ends = length // 3, length - 4, length - 3, length - 2, length - 1
-    alone = run([{"mine": mine[: ends[1]]}, *({"mine": mine[n : n + 1]} for n in ends[1:])], 1)
+    alone = run([{"mine": mine[:34]}, *({"mine": mine[n : n + 1]} for n in (34, 35, 36))], 1)
     seen, problems = dict(alone), list[str]()
     for number in requests:
         first, last = ({str(i): part(of) for i, of in enumerate(others[: number - 1])} for part in (_but_last, _last))
@@ -65,12 +58,12 @@ def logits_of_batches(
         rest = {name: of for name, of in first.items() if name not in some}
         batch = run(
             [
-                {"mine": mine[:middle], **some},
-                {**rest, "mine": mine[middle : ends[0]]},
-                {**dict(list(last.items())[: number // 3]), "mine": mine[ends[0] : ends[1]]},
-                {"mine": mine[ends[1] : ends[2]], **dict(list(last.items())[number // 3 :])},
-                {"mine": mine[ends[2] : ends[3]]},
-                {"mine": mine[ends[3] :]},
+                {"mine": mine[:11], **some},
+                {**rest, "mine": mine[11:33]},
+                {**dict(list(last.items())[: number // 3]), "mine": mine[33:34]},
+                {"mine": mine[34:35], **dict(list(last.items())[number // 3 :])},
+                {"mine": mine[35:36]},
+                {"mine": mine[36:37]},
             ],
             number,
         )
