@@ -241,8 +241,8 @@ void OffloadedLayer::copy(int32_t from, int32_t to) {
 }
 
 void OffloadedLayer::attend(const PagedAttentionArgs& args, const KernelTable& kernels, Workers& pool) {
-  const int64_t tokens = args.q_start[args.requests], heads = cache_.kv_heads;
-  const int32_t longest = *std::max_element(args.kv_len, args.kv_len + args.requests);
+  const int64_t tokens = args.spans.total(), heads = cache_.kv_heads;
+  const int32_t longest = *std::max_element(args.kv_len, args.kv_len + args.spans.requests);
   const int64_t words = ((longest + kBlock - 1) / kBlock + 63) / 64;
   chosen_.resize(static_cast<size_t>(tokens * heads * words));
   PagedAttentionArgs all = args;
@@ -267,13 +267,13 @@ void OffloadedLayer::attend(const PagedAttentionArgs& args, const KernelTable& k
   };
   int64_t request = 0;
   for (int64_t begin = 0; begin < tokens;) {
-    while (args.q_start[request + 1] <= begin) ++request;
+    while (args.spans.end(request) <= begin) ++request;
     wanted_.clear();
     ++seen_clock_;
     int64_t end = begin, last = request;
     for (; end < tokens; ++end) {
       int64_t b = last;
-      while (args.q_start[b + 1] <= end) ++b;
+      while (args.spans.end(b) <= end) ++b;
       const size_t before = wanted_.size();
       want(end, b);
       if (static_cast<int64_t>(wanted_.size()) > slots() && end > begin) {
@@ -284,15 +284,14 @@ void OffloadedLayer::attend(const PagedAttentionArgs& args, const KernelTable& k
     }
     fetch(wanted_, false);
     PagedAttentionArgs some = all;
-    some.requests = last - request + 1;
     starts_.assign(1, 0);
     lengths_.clear();
     for (int64_t b = request; b <= last; ++b) {
-      const int32_t past = std::min(args.q_start[b + 1], static_cast<int32_t>(end));
-      starts_.push_back(past - static_cast<int32_t>(begin));
-      lengths_.push_back(args.kv_len[b] - (args.q_start[b + 1] - past));
+      const int64_t past = std::min(args.spans.end(b), end);
+      starts_.push_back(static_cast<int32_t>(past - begin));
+      lengths_.push_back(static_cast<int32_t>(args.kv_len[b] - (args.spans.end(b) - past)));
     }
-    some.q_start = starts_.data();
+    some.spans = {last - request + 1, starts_.data()};
     some.kv_len = lengths_.data();
     some.block_table += request * args.block_table_stride;
     some.q.data += begin * args.q.stride0;

@@ -158,10 +158,10 @@ struct ChoicePlan {
   ChoicePlan(const PagedAttentionArgs& a, int64_t threads) {
     if (a.choice.best == 0) return;
     int64_t longest = 0;
-    for (int64_t b = 0; b < a.requests; ++b) longest = a.kv_len[b] > longest ? a.kv_len[b] : longest;
+    for (int64_t b = 0; b < a.spans.requests; ++b) longest = a.kv_len[b] > longest ? a.kv_len[b] : longest;
     const int64_t blocks = (longest + kBlock - 1) / kBlock;
     words = (blocks + 63) / 64;
-    bits = (a.cache.pieces(a.q_start[a.requests]) * words * 8 + 63) / 64 * 64;
+    bits = (a.cache.pieces(a.spans.total()) * words * 8 + 63) / 64 * 64;
     ranks = (blocks * 4 + 63) / 64 * 64;
     estimates = ranks * a.cache.query_group(a.query_heads);
     each = ranks + estimates + 8 * summary_channels(a.cache.key_size);
@@ -173,21 +173,21 @@ struct ChoicePlan {
 inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, Workers& pool, char* memory) {
   const KvCache& c = a.cache;
   const int64_t group = c.query_group(a.query_heads);
-  int64_t filled = 0, rows = a.q_start[a.requests], ranked = 0;
-  for (int64_t b = 0; b < a.requests; ++b) {
-    const int64_t tokens = a.q_start[b + 1] - a.q_start[b];
+  int64_t filled = 0, rows = a.spans.total(), ranked = 0;
+  for (int64_t b = 0; b < a.spans.requests; ++b) {
+    const int64_t tokens = a.spans.tokens(b);
     filled += a.kv_len[b] / kBlock - (a.kv_len[b] - tokens) / kBlock;
     ranked += tokens * (a.kv_len[b] / kBlock);
   }
   const auto request_of = [&](int64_t token) {
     int64_t b = 0;
-    while (a.q_start[b + 1] <= token) ++b;
+    while (a.spans.end(b) <= token) ++b;
     return b;
   };
   run_rows(pool, filled, c.kv_heads * c.key_size * kBlock, [&](int64_t begin, int64_t end) {
     int64_t at = 0;
-    for (int64_t b = 0; b < a.requests; ++b) {
-      const int64_t tokens = a.q_start[b + 1] - a.q_start[b];
+    for (int64_t b = 0; b < a.spans.requests; ++b) {
+      const int64_t tokens = a.spans.tokens(b);
       for (int64_t block = (a.kv_len[b] - tokens) / kBlock; block < a.kv_len[b] / kBlock; ++block, ++at) {
         if (at < begin || at >= end) continue;
         for (int64_t h = 0; h < c.kv_heads; ++h)
@@ -204,7 +204,7 @@ inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, Workers&
     float* floats = reinterpret_cast<float*>(own + plan.ranks + plan.estimates);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t token = i / c.kv_heads, kv_head = i % c.kv_heads, b = request_of(token);
-      const int64_t position = a.kv_len[b] - a.q_start[b + 1] + token;
+      const int64_t position = a.kv_len[b] - a.spans.end(b) + token;
       const float* q = a.q.data + token * a.q.stride0 + kv_head * group * a.q.stride1;
       choose_for_row(a, a.block_table + b * a.block_table_stride, position, kv_head, q, a.q.stride1, group,
                      plan.words, floats, estimates, ranks,
@@ -218,7 +218,7 @@ inline void choose_blocks(const PagedAttentionArgs& a, Workers& pool) {
   const ChoicePlan plan(a, pool.size());
   char* memory = static_cast<char*>(a.workspace->reserve(plan.bytes));
   choose(a, plan, pool, memory);
-  const int64_t words = a.cache.pieces(a.q_start[a.requests]) * plan.words;
+  const int64_t words = a.cache.pieces(a.spans.total()) * plan.words;
   __builtin_memcpy(a.chosen, memory, static_cast<size_t>(words) * sizeof *a.chosen);
 }
 

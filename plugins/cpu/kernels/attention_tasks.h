@@ -184,8 +184,8 @@ void for_query_tiles(const PagedAttentionArgs& a, const F& fn) {
   const int64_t group = a.group > 0 ? a.group : a.cache.query_group(a.query_heads);
   const int64_t widest = group < a.query_heads ? group : a.query_heads;
   const int64_t pieces = (widest + kTileHeads - 1) / kTileHeads;
-  for (int64_t b = 0; b < a.requests; ++b) {
-    const int64_t begin = a.q_start[b], end = a.q_start[b + 1], offset = a.kv_len[b] - end;
+  for (int64_t b = 0; b < a.spans.requests; ++b) {
+    const int64_t begin = a.spans.begin(b), end = a.spans.end(b), offset = a.kv_len[b] - end;
     const int64_t most = (widest + pieces - 1) / pieces;
     const int64_t tokens = clamp(kTileRows / most, 1, kTileTokens);
     for (int64_t past = end, first; past > begin; past = first) {

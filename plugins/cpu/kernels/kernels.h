@@ -147,7 +147,8 @@ struct Biases {
 // Query head h meets kv head (h + first_head) / group of the cache: of a whole model group is Nq / Nkv, while
 // a part of the heads may begin, and end, within a kv head's group.
 struct PagedAttentionArgs {
-  int64_t requests = 0, query_heads = 0;
+  Spans spans;
+  int64_t query_heads = 0;
   int64_t group = 0, first_head = 0;  // group 0: Nq / Nkv; first_head < group
   Rows<const float> q;                // [T, Nq, D]
   KvCache cache;
@@ -158,7 +159,6 @@ struct PagedAttentionArgs {
   KvCache ends = {};
   const int32_t* ends_table = nullptr;  // [B, blocks]; places of other steps aren't read
   int64_t ends_table_stride = 0;
-  const int32_t* q_start = nullptr;  // [B + 1]
   const int32_t* kv_len = nullptr;   // [B], with this step's tokens
   const float* sinks = nullptr;      // [Nq] or null
   const float* slopes = nullptr;  // [Nq] or null: slope * (key position - query position) is added to a score
@@ -194,10 +194,10 @@ struct RingAttentionArgs {
 // Attention of each request's tokens over its tokens of this step, of which query i sees keys
 // max(0, i - window + 1) .. i, or, if not causal, up to i + window - 1; window 0: all of these.
 struct AttentionArgs {
-  int64_t requests = 0, query_heads = 0, kv_heads = 0;  // Nq a multiple of Nkv
+  Spans spans;
+  int64_t query_heads = 0, kv_heads = 0;  // Nq a multiple of Nkv
   int64_t key_size = 0, value_size = 0;
   Rows<const float> q, k, v;         // [T, Nq, D], [T, Nkv, D], [T, Nkv, Dv]
-  const int32_t* q_start = nullptr;  // [B + 1]
   const float* sinks = nullptr;      // [Nq] or null
   const float* slopes = nullptr;     // [Nq] or null: slope * |key position - query position| leaves a score
   Biases biases;                     // joins a score
@@ -213,9 +213,9 @@ struct AttentionArgs {
 // Makes one row of each request's rows: out[b, :] is their mean, the first, the last, the largest of each
 // column, or the sum of (i + 1) * row i over that of i + 1. A request without tokens has zeros.
 struct PoolArgs {
-  int64_t requests = 0, size = 0;
+  Spans spans;
+  int64_t size = 0;
   Rows<const float> x;               // [T, size]
-  const int32_t* q_start = nullptr;  // [B + 1]
   PoolKind kind = PoolKind::mean;
   Rows<float> out;  // [B, size]
 };
@@ -224,12 +224,11 @@ struct PoolArgs {
 // which its own begin at `first`. A request's block is the first one of its row of the table. The state after
 // token t is stored in block slots[t] / slot_tokens too, unless slots[t] is negative.
 struct StateArgs {
-  int64_t requests = 0;
+  Spans spans;
   float* state = nullptr;
   int64_t stride = 0, first = 0;
   const int32_t* block_table = nullptr;
   int64_t block_table_stride = 0;
-  const int32_t* q_start = nullptr;  // [B + 1]
   const int32_t* kv_len = nullptr;   // [B], with this step's tokens
   const int32_t* slots = nullptr;    // [T]
   int64_t slot_tokens = 1;

@@ -160,6 +160,17 @@ constexpr bool compares(ElementwiseFn fn) { return ElementwiseFn::lt <= fn && fn
 
 #define EW_ALWAYS [[gnu::always_inline]]  // no symbols, as above
 
+// The tokens of a step by request: request b has the tokens begin(b) .. end(b) - 1 of total().
+struct Spans {
+  int64_t requests = 0;
+  const int32_t* q_start = nullptr;  // [B + 1]
+
+  EW_ALWAYS constexpr int64_t begin(int64_t b) const { return q_start[b]; }
+  EW_ALWAYS constexpr int64_t end(int64_t b) const { return q_start[b + 1]; }
+  EW_ALWAYS constexpr int64_t tokens(int64_t b) const { return end(b) - begin(b); }
+  EW_ALWAYS constexpr int64_t total() const { return q_start[requests]; }
+};
+
 // The shape of keys and values: what all that counts bytes of a cache, or finds a place in it, asks.
 struct KvShape {
   int64_t kv_heads = 0, key_size = 0, value_size = 0;

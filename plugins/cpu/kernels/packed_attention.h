@@ -174,8 +174,8 @@ inline int64_t attention_work(const AttentionArgs& a, int64_t tokens) {
 // Calls fn(PackedTask) for all tasks, none of which is to have more work than `most` if it can be helped.
 template <class F>
 void for_packed_tasks(const AttentionArgs& a, const TileShape& shape, int64_t most, const F& fn) {
-  for (int64_t b = 0; b < a.requests; ++b) {
-    const int64_t begin = a.q_start[b], tokens = a.q_start[b + 1] - begin, tiles = shape.tiles(tokens);
+  for (int64_t b = 0; b < a.spans.requests; ++b) {
+    const int64_t begin = a.spans.begin(b), tokens = a.spans.tokens(b), tiles = shape.tiles(tokens);
     if (tokens == 0) continue;
     const int64_t parts = clamp(attention_work(a, tokens) / most + 1, 1, (tiles + 1) / 2);
     for (int64_t head = 0; head < a.kv_heads; ++head) {
@@ -205,8 +205,8 @@ void attend_packed(const AttentionArgs& a, Workers& pool) {
   const int64_t threads = pool.size();
   const TileShape shape(a);
   int64_t work = 0, longest = 0;
-  for (int64_t b = 0; b < a.requests; ++b) {
-    const int64_t tokens = a.q_start[b + 1] - a.q_start[b];
+  for (int64_t b = 0; b < a.spans.requests; ++b) {
+    const int64_t tokens = a.spans.tokens(b);
     work += a.kv_heads * attention_work(a, tokens);
     longest = tokens > longest ? tokens : longest;
   }

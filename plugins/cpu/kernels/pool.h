@@ -43,13 +43,13 @@ inline void pool_columns(PoolKind kind, const float* x, int64_t stride, int64_t 
 inline void pool_rows(const PoolArgs& a, Workers& pool) {
   constexpr int64_t kColumns = 64;  // of a task, which keeps the loads of a row in a line of the cache or two
   const int64_t pieces = (a.size + kColumns - 1) / kColumns;
-  const int64_t tokens = a.requests > 0 ? a.q_start[a.requests] : 0;
-  const int64_t row_work = a.requests > 0 ? tokens * kColumns / a.requests + 1 : 0;
-  run_rows(pool, a.requests * pieces, row_work, [&](int64_t begin, int64_t end) {
+  const int64_t tokens = a.spans.requests > 0 ? a.spans.total() : 0;
+  const int64_t row_work = a.spans.requests > 0 ? tokens * kColumns / a.spans.requests + 1 : 0;
+  run_rows(pool, a.spans.requests * pieces, row_work, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t b = i / pieces, first = i % pieces * kColumns;
       const int64_t past = a.size < first + kColumns ? a.size : first + kColumns;
-      const int64_t from = a.q_start[b], own = a.q_start[b + 1] - from;
+      const int64_t from = a.spans.begin(b), own = a.spans.tokens(b);
       float* out = a.out.data + b * a.out.stride0;
       if (own > 0) {
         pool_columns(a.kind, a.x.data + from * a.x.stride0, a.x.stride0, own, first, past, out);

@@ -32,7 +32,7 @@ EW_INLINE float* state_of(const StateArgs& s, int64_t request) {
   return s.state + s.block_table[request * s.block_table_stride] * s.stride + s.first;
 }
 EW_INLINE bool begins(const StateArgs& s, int64_t request) {
-  return s.kv_len[request] == s.q_start[request + 1] - s.q_start[request];
+  return s.kv_len[request] == s.spans.tokens(request);
 }
 
 // Where the step wants a snapshot of the state after token t; null for nowhere.
@@ -43,10 +43,10 @@ EW_INLINE float* snapshot_of(const StateArgs& s, int64_t t) {
 // fn(request, part) for the parts of all requests that have tokens in the step; `work` of a part and token.
 template <class F>
 void run_parts(const StateArgs& s, int64_t parts, int64_t work, Workers& pool, const F& fn) {
-  const int64_t tokens = s.q_start[s.requests];
-  run_tasks(pool, s.requests * parts, tokens * parts * work, [&](int64_t task, int) {
+  const int64_t tokens = s.spans.total();
+  run_tasks(pool, s.spans.requests * parts, tokens * parts * work, [&](int64_t task, int) {
     const int64_t request = task / parts;
-    if (s.q_start[request] < s.q_start[request + 1]) fn(request, task % parts);
+    if (s.spans.tokens(request) > 0) fn(request, task % parts);
   });
 }
 
@@ -81,7 +81,7 @@ void stored_convolution(const StoredConvolutionArgs& a, Workers& pool) {
     F16 window[kMostTaps];  // the last inputs, oldest first
     for (int64_t k = 0; k < before; ++k)
       window[k] = begins(s, request) ? zero() : load_some(state + k * a.channels, n);
-    for (int64_t t = s.q_start[request]; t < s.q_start[request + 1]; ++t) {
+    for (int64_t t = s.spans.begin(request); t < s.spans.end(request); ++t) {
       window[before] = load_some(a.x.data + t * a.x.stride0 + c, n);
       F16 sum = window[0] * load(weights);
       for (int64_t k = 1; k < taps; ++k) sum = fma(window[k], load(weights + k * kTile), sum);
@@ -210,8 +210,8 @@ void stored_scan(const StoredScanArgs& a, Workers& pool) {
       lanes.store_channels(a.out.data + t * a.out.stride0, a.out.stride1, result);
       if (float* snapshot = snapshot_of(s, t)) std::copy_n(state, size * kTile, snapshot + c * size);
     };
-    int64_t t = s.q_start[request];
-    const int64_t end = s.q_start[request + 1];
+    int64_t t = s.spans.begin(request);
+    const int64_t end = s.spans.end(request);
     while (t < end) {
       const float* b = a.b.data + t * a.b.stride0 + group * a.b.stride1;
       const float* from = a.c.data + t * a.c.stride0 + group * a.c.stride1;
@@ -312,8 +312,8 @@ void delta_rule(const StoredDeltaRuleArgs& a, int64_t request, int64_t part) {
     }
     if (!DecayOfRows) store_some(to.kept, exp(splat(decay[0])), 1);
   };
-  int64_t t = s.q_start[request];
-  const int64_t end = s.q_start[request + 1];
+  int64_t t = s.spans.begin(request);
+  const int64_t end = s.spans.end(request);
   DeltaRows *now = &rows[0], *next = &rows[1];
   F16 known[4];
   const auto decay_and_sum = [&](const DeltaRows& x) __attribute__((always_inline)) {

@@ -74,7 +74,7 @@ class Scene {
 
   PagedAttentionArgs args() {
     PagedAttentionArgs a;
-    a.requests = static_cast<int64_t>(kv_len_.size());
+    a.spans = {static_cast<int64_t>(kv_len_.size()), q_start_.data()};
     a.query_heads = o_.heads;
     a.q = {q_.data(), o_.heads * o_.key_size, o_.key_size};
     a.cache = cache_;
@@ -83,7 +83,6 @@ class Scene {
     a.ends = ends_;
     a.ends_table = ends_table_.data();
     a.ends_table_stride = columns_;
-    a.q_start = q_start_.data();
     a.kv_len = kv_len_.data();
     a.sinks = o_.sinks ? sinks_.data() : nullptr;
     a.slopes = o_.slopes ? slopes_.data() : nullptr;
@@ -115,12 +114,11 @@ class Scene {
         const int32_t q_start[2] = {0, count};
         const int32_t kv_len = kv_len_[b] - (q_start_[b + 1] - first) + count;
         PagedAttentionArgs a = args();
-        a.requests = 1;
+        a.spans = {1, q_start};
         a.q.data += first * a.q.stride0;
         a.out = {out.data() + first * o_.heads * o_.value_size, o_.heads * o_.value_size, o_.value_size};
         a.block_table += static_cast<int64_t>(b) * columns_;
         a.ends_table += static_cast<int64_t>(b) * columns_;
-        a.q_start = q_start;
         a.kv_len = &kv_len;
         fn(a);
         first += count;

@@ -242,7 +242,7 @@ void summarize(const KvCache& c, int64_t block, int64_t head) {
 
 std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t, int64_t kv_head) {
   const BlockChoice& choice = a.choice;
-  const int64_t position = a.kv_len[b] - a.q_start[b + 1] + t, whole = position / kBlock;
+  const int64_t position = a.kv_len[b] - a.spans.end(b) + t, whole = position / kBlock;
   const int64_t channels = summary_channels(a.cache.key_size), group = a.cache.query_group(a.query_heads);
   std::vector<bool> seen(static_cast<size_t>(whole) + 1, true);
   if (choice.best == 0 || position < choice.from) return seen;
@@ -306,9 +306,9 @@ std::vector<double> rounded_query(const KvCache& c, const float* x) {
 void paged_attention(const PagedAttentionArgs& a) {
   const KvCache& cache = a.cache;
   const int64_t group = a.group > 0 ? a.group : cache.query_group(a.query_heads);
-  for (int64_t b = 0; b < a.requests; ++b) {
-    for (int64_t t = a.q_start[b]; t < a.q_start[b + 1]; ++t) {
-      const int64_t position = a.kv_len[b] - a.q_start[b + 1] + t;
+  for (int64_t b = 0; b < a.spans.requests; ++b) {
+    for (int64_t t = a.spans.begin(b); t < a.spans.end(b); ++t) {
+      const int64_t position = a.kv_len[b] - a.spans.end(b) + t;
       const int64_t from = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
       for (int64_t h = 0; h < a.query_heads; ++h) {
         const int64_t kv_head = (h + a.first_head) / group;

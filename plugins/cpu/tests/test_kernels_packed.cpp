@@ -12,8 +12,8 @@ namespace {
 
 // In double, the plain formula.
 void attention(const AttentionArgs& a) {
-  for (int64_t b = 0; b < a.requests; ++b) {
-    const int64_t begin = a.q_start[b], end = a.q_start[b + 1];
+  for (int64_t b = 0; b < a.spans.requests; ++b) {
+    const int64_t begin = a.spans.begin(b), end = a.spans.end(b);
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < a.query_heads; ++h) {
         const int64_t kv_head = h / (a.query_heads / a.kv_heads);
@@ -142,13 +142,12 @@ class Scene {
 
   AttentionArgs args() {
     AttentionArgs a;
-    a.requests = static_cast<int64_t>(q_start_.size()) - 1;
+    a.spans = {static_cast<int64_t>(q_start_.size()) - 1, q_start_.data()};
     a.query_heads = o_.heads, a.kv_heads = o_.kv_heads;
     a.key_size = o_.key_size, a.value_size = o_.value_size;
     a.q = {q_.data(), o_.heads * o_.key_size, o_.key_size};
     a.k = {k_.data(), o_.kv_heads * o_.key_size, o_.key_size};
     a.v = {v_.data(), o_.kv_heads * o_.value_size, o_.value_size};
-    a.q_start = q_start_.data();
     a.sinks = o_.sinks ? sinks_.data() : nullptr;
     a.slopes = o_.slopes ? slopes_.data() : nullptr;
     if (o_.reach >= 0) a.biases = {biases_.data(), 2 * o_.reach + 1, o_.reach};
@@ -263,10 +262,10 @@ void causal_has_the_bits_of_a_cache() {
       const auto packed = scene.run([&](const AttentionArgs& a) { kernels.attention(a, pool); });
       const auto paged = scene.run([&](const AttentionArgs& a) {
         PagedAttentionArgs p;
-        p.requests = 3, p.query_heads = o.heads;
+        p.spans = a.spans, p.query_heads = o.heads;
         p.q = a.q, p.out = a.out, p.cache = cache;
         p.block_table = table.data(), p.block_table_stride = 32;
-        p.q_start = a.q_start, p.kv_len = lengths.data();
+        p.kv_len = lengths.data();
         p.sinks = a.sinks, p.slopes = a.slopes;
         p.scale = a.scale, p.window = a.window, p.softcap = a.softcap;
         p.workspace = &workspace;
@@ -356,7 +355,7 @@ void pools() {
     for (const PoolKind kind : kKinds) {
       for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
         std::vector<float> out = filled(requests * stride, -7);
-        kernels.pool({requests, size, {x.data(), size, 0}, q_start.data(), kind, {out.data(), stride, 0}},
+        kernels.pool({{requests, q_start.data()}, size, {x.data(), size, 0}, kind, {out.data(), stride, 0}},
                      pool);
         for (int64_t b = 0; b < requests; ++b) {
           const int64_t begin = q_start[static_cast<size_t>(b)], end = q_start[static_cast<size_t>(b) + 1];
@@ -371,7 +370,7 @@ void pools() {
           if (begin == end) continue;
           const int32_t own[2] = {0, static_cast<int32_t>(end - begin)};
           std::vector<float> alone(static_cast<size_t>(size));
-          kernels.pool({1, size, {x.data() + begin * size, size, 0}, own, kind, {alone.data(), size, 0}},
+          kernels.pool({{1, own}, size, {x.data() + begin * size, size, 0}, kind, {alone.data(), size, 0}},
                        pool);
           CHECK(std::memcmp(alone.data(), out.data() + b * stride, static_cast<size_t>(size) * 4) == 0)
               << what;
@@ -387,7 +386,7 @@ void a_largest_keeps_nan() {
     for (size_t bad = 0; bad < 3; ++bad) {
       std::vector<float> x = {1, 2, 3}, out(1);
       x[bad] = kNaN;
-      kernels.pool({1, 1, {x.data(), 1, 0}, q_start, PoolKind::max, {out.data(), 1, 0}}, pool);
+      kernels.pool({{1, q_start}, 1, {x.data(), 1, 0}, PoolKind::max, {out.data(), 1, 0}}, pool);
       CHECK(std::isnan(out[0])) << what;
     }
   });

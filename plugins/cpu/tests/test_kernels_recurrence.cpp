@@ -14,8 +14,8 @@ int64_t tiles(int64_t channels) { return (channels + kTile - 1) / kTile; }
 // doubles from its first token of the step to its last one.
 template <class F>
 void for_tokens(const StateArgs& s, int64_t size, const F& fn) {
-  for (int64_t b = 0; b < s.requests; ++b) {
-    const int64_t tokens = s.q_start[b + 1] - s.q_start[b];
+  for (int64_t b = 0; b < s.spans.requests; ++b) {
+    const int64_t tokens = s.spans.tokens(b);
     if (tokens == 0) continue;
     float* stored = s.state + s.block_table[b * s.block_table_stride] * s.stride + s.first;
     std::vector<double> state(static_cast<size_t>(size), 0.0);
@@ -23,7 +23,7 @@ void for_tokens(const StateArgs& s, int64_t size, const F& fn) {
     const auto store = [&](float* to) {
       for (int64_t i = 0; i < size; ++i) to[i] = static_cast<float>(state[static_cast<size_t>(i)]);
     };
-    for (int64_t t = s.q_start[b]; t < s.q_start[b + 1]; ++t) {
+    for (int64_t t = s.spans.begin(b); t < s.spans.end(b); ++t) {
       fn(state.data(), t);
       if (s.slots[t] >= 0) store(s.state + s.slots[t] / s.slot_tokens * s.stride + s.first);
     }
@@ -180,13 +180,12 @@ class Scene {
     std::vector<float> out = filled(q_start.back() * row_stride(layer_->inner, layer_->size), kNaN);
     std::vector<float> expected_out = out, expected_cache = cache_;
     a.out = with_gaps(out, layer_->inner, layer_->size);
-    a.state = {static_cast<int64_t>(step.size()),
+    a.state = {{static_cast<int64_t>(step.size()), q_start.data()},
                cache_.data(),
                stride_,
                kFirst,
                table.data(),
                kColumns,
-               q_start.data(),
                kv_len.data(),
                slots.data(),
                kSlotTokens};

@@ -238,7 +238,7 @@ void verify_paged_attention(StepVerifier& v) {
 
 PagedAttentionArgs attention_args(const StepResolver& s) {
   const Attributes& a = s.attributes();
-  return {.requests = s.sizes().requests,
+  return {.spans = {s.sizes().requests, s.in(3).as<int32_t>()},
           .query_heads = s.in(0).shape[1],
           .group = a.heads_per_kv_head,
           .first_head = a.first_head,
@@ -246,7 +246,6 @@ PagedAttentionArgs attention_args(const StepResolver& s) {
           .cache = s.cache(1),
           .block_table = s.in(2).as<int32_t>(),
           .block_table_stride = s.block_table_stride(1),
-          .q_start = s.in(3).as<int32_t>(),
           .kv_len = s.in(4).as<int32_t>(),
           .sinks = a.has_sinks ? s.in(5).as<float>() : nullptr,
           .slopes = a.has_slopes ? s.in(a.has_sinks ? 6 : 5).as<float>() : nullptr,

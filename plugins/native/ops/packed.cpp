@@ -55,7 +55,7 @@ Biases biases_of(const StepResolver& s) {
 Call bind_attention(const StepResolver& s) {
   const Attributes& a = s.attributes();
   return call(&KernelTable::attention,
-              {.requests = s.sizes().requests,
+              {.spans = {s.sizes().requests, s.in(3).as<int32_t>()},
                .query_heads = s.in(0).shape[1],
                .kv_heads = s.in(1).shape[1],
                .key_size = s.in(1).shape[2],
@@ -63,7 +63,6 @@ Call bind_attention(const StepResolver& s) {
                .q = rows<const float>(s.in(0)),
                .k = rows<const float>(s.in(1)),
                .v = rows<const float>(s.in(2)),
-               .q_start = s.in(3).as<int32_t>(),
                .sinks = a.has_sinks ? s.in(4).as<float>() : nullptr,
                .slopes = a.has_slopes ? s.in(a.has_sinks ? 5 : 4).as<float>() : nullptr,
                .biases = a.has_biases ? biases_of(s) : Biases(),
@@ -86,10 +85,9 @@ void verify_pool(StepVerifier& v) {
 }
 
 Call bind_pool(const StepResolver& s) {
-  return call(&KernelTable::pool, {.requests = s.sizes().requests,
+  return call(&KernelTable::pool, {.spans = {s.sizes().requests, s.in(1).as<int32_t>()},
                                    .size = s.in(0).shape[1],
                                    .x = rows<const float>(s.in(0)),
-                                   .q_start = s.in(1).as<int32_t>(),
                                    .kind = s.attributes().pool,
                                    .out = rows<float>(s.out())});
 }

@@ -39,13 +39,12 @@ void verify_state(StepVerifier& v, size_t at, std::initializer_list<int64_t> siz
 }
 
 StateArgs state_args(const StepResolver& s, size_t at) {
-  return {.requests = s.sizes().requests,
+  return {.spans = {s.sizes().requests, s.in(at + 2).as<int32_t>()},
           .state = static_cast<float*>(s.cache(at).k),
           .stride = s.cache(at).state_size,
           .first = s.attributes().first,
           .block_table = s.in(at + 1).as<int32_t>(),
           .block_table_stride = s.block_table_stride(at),
-          .q_start = s.in(at + 2).as<int32_t>(),
           .kv_len = s.in(at + 3).as<int32_t>(),
           .slots = s.in(at + 4).as<int32_t>(),
           .slot_tokens = s.block_tokens(at)};

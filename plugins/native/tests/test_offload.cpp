@@ -89,13 +89,12 @@ struct Course {
                         slots.data(),
                         cache});
       PagedAttentionArgs a;
-      a.requests = 2;
+      a.spans = {2, starts};
       a.query_heads = kHeads;
       a.q = {queries.data() + first * kHeads * kKey, kHeads * kKey, kKey};
       a.cache = cache;
       a.block_table = table.data();
       a.block_table_stride = kBlocks / 2;
-      a.q_start = starts;
       a.kv_len = lengths;
       a.scale = 0.2f;
       a.choice = kChoice;

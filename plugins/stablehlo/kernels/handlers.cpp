@@ -145,13 +145,13 @@ void attention(const CallFrame& frame) {
     lengths[b] = s.rests(b) ? 1 : static_cast<int32_t>(s.index[b] + s.tokens);
   }
   PagedAttentionArgs args;
-  args.requests = s.requests, args.query_heads = heads;
+  args.spans = {s.requests, starts}, args.query_heads = heads;
   args.q = {.data = frame.floats(0, s.rows() * heads * size), .stride0 = heads * size, .stride1 = size};
   args.cache.k = const_cast<float*>(frame.floats(1, s.requests * s.kv_heads * s.places * size));
   args.cache.v = const_cast<float*>(frame.floats(2, s.requests * s.kv_heads * s.places * width));
   args.cache.kv_heads = s.kv_heads, args.cache.key_size = size, args.cache.value_size = width;
   args.block_table = table, args.block_table_stride = blocks;
-  args.q_start = starts, args.kv_len = lengths;
+  args.kv_len = lengths;
   args.scale = frame.number("scale"), args.window = frame.integer("window");
   args.out = {.data = frame.out(0, s.rows() * heads * width), .stride0 = heads * width, .stride1 = width};
   args.workspace = &memory.workspace;
