@@ -154,13 +154,13 @@ struct PagedAttentionArgs {
   KvCache cache;
   const int32_t* block_table = nullptr;  // [B, blocks]; places past kv_len aren't read
   int64_t block_table_stride = 0;
-  // The ends of each request once more, in another format with rotated keys: the first step of kStep keys, and
-  // a query's own step and the one before it, are read there. Without memory: there are none.
+  // The ends of each request once more, in another format with rotated keys: the first step of kStep keys,
+  // and a query's own step and the one before it, are read there. Without memory: there are none.
   KvCache ends = {};
   const int32_t* ends_table = nullptr;  // [B, blocks]; places of other steps aren't read
   int64_t ends_table_stride = 0;
-  const int32_t* kv_len = nullptr;   // [B], with this step's tokens
-  const float* sinks = nullptr;      // [Nq] or null
+  const int32_t* kv_len = nullptr;  // [B], with this step's tokens
+  const float* sinks = nullptr;     // [Nq] or null
   const float* slopes = nullptr;  // [Nq] or null: slope * (key position - query position) is added to a score
   Biases biases;                  // of attention without a cache
   float scale = 1;
@@ -197,10 +197,10 @@ struct AttentionArgs {
   Spans spans;
   int64_t query_heads = 0, kv_heads = 0;  // Nq a multiple of Nkv
   int64_t key_size = 0, value_size = 0;
-  Rows<const float> q, k, v;         // [T, Nq, D], [T, Nkv, D], [T, Nkv, Dv]
-  const float* sinks = nullptr;      // [Nq] or null
-  const float* slopes = nullptr;     // [Nq] or null: slope * |key position - query position| leaves a score
-  Biases biases;                     // joins a score
+  Rows<const float> q, k, v;      // [T, Nq, D], [T, Nkv, D], [T, Nkv, Dv]
+  const float* sinks = nullptr;   // [Nq] or null
+  const float* slopes = nullptr;  // [Nq] or null: slope * |key position - query position| leaves a score
+  Biases biases;                  // joins a score
   float scale = 1;
   int64_t window = 0;
   float softcap = 0;
@@ -215,7 +215,7 @@ struct AttentionArgs {
 struct PoolArgs {
   Spans spans;
   int64_t size = 0;
-  Rows<const float> x;               // [T, size]
+  Rows<const float> x;  // [T, size]
   PoolKind kind = PoolKind::mean;
   Rows<float> out;  // [B, size]
 };
@@ -229,8 +229,8 @@ struct StateArgs {
   int64_t stride = 0, first = 0;
   const int32_t* block_table = nullptr;
   int64_t block_table_stride = 0;
-  const int32_t* kv_len = nullptr;   // [B], with this step's tokens
-  const int32_t* slots = nullptr;    // [T]
+  const int32_t* kv_len = nullptr;  // [B], with this step's tokens
+  const int32_t* slots = nullptr;   // [T]
   int64_t slot_tokens = 1;
 };
 

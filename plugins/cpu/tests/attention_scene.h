@@ -426,8 +426,8 @@ inline std::string describe(const Options& o) {
   return " heads " + std::to_string(o.heads) + "/" + std::to_string(o.kv_heads) + " D " +
          std::to_string(o.key_size) + "/" + std::to_string(o.value_size) + " window " +
          std::to_string(o.window) + (o.slopes ? " slopes" : "") +
-         (o.values_in_keys ? " values in keys" : "") +
-         (o.ends ? " ends" : "") + (o.choice.best > 0 ? " best " + std::to_string(o.choice.best) : "") + " " +
+         (o.values_in_keys ? " values in keys" : "") + (o.ends ? " ends" : "") +
+         (o.choice.best > 0 ? " best " + std::to_string(o.choice.best) : "") + " " +
          kKvFormats[static_cast<size_t>(o.format)].name;
 }
 
