@@ -55,8 +55,8 @@ from .tiny_configs import tiny_family
 FAMILIES = ("llama", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3", "gemma3_text", "minicpm3")
 MORE = {  # every product's input is a whole number of int4's groups
     "qwen3_moe": {"moe_intermediate_size": 64},
-    "deepseek_v3": {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 16},
-    "minicpm3": {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 16},
+    "deepseek_v3": {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16},
+    "minicpm3": {"q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16},
 }
 LATENT = ("deepseek_v3", "minicpm3", "kimi_linear")
 """Families whose cache has one latent vector for all heads."""
