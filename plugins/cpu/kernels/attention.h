@@ -9,8 +9,8 @@
 // weight 0; whatever lies there, NaN too, doesn't reach the row. A step that a row sees nothing of leaves (m,
 // l, o) as they are. Which blocks a row may see, where it chooses: attention_choice.h. So a row's bits depend
 // on nothing but its own keys, and where a cache of ends has some of these once more, the positions of query
-// and key say where a step is read (reads_ends). (Online softmax: Milakov and Gimelshein, arXiv:1805.02867; splits:
-// FlashDecoding.)
+// and key say where a step is read (reads_ends). (Online softmax: Milakov and Gimelshein, arXiv:1805.02867;
+// splits: FlashDecoding.)
 //
 // The rows of a tile are taken in pieces of as many as fill the registers: for each, scores of the step,
 // their weights, and what these add to o, so that the scores stay in the first cache. With few registers a

@@ -56,9 +56,9 @@ void kv_write_is_exact() {
       const double run = static_cast<double>(key & -key);
       // Of 4 bits the widest step is that from 96 to 127.
       const int bits = bits_of(format, Side::keys);
-      const double step = has_few_bits(format)       ? run * (bits == 4 ? 15.5 / 127 : 1.0 / ((1 << bits) - 1))
-                          : format == KvFormat::f32  ? 0
-                          : format == KvFormat::i8   ? 0.5 / 127
+      const double step = has_few_bits(format)      ? run * (bits == 4 ? 15.5 / 127 : 1.0 / ((1 << bits) - 1))
+                          : format == KvFormat::f32 ? 0
+                          : format == KvFormat::i8  ? 0.5 / 127
                           : format == KvFormat::bf16 ? 1.0 / 256
                                                      : 1.0 / 16;
       for (int64_t t = 10; t < tokens; ++t) {
