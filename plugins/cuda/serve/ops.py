@@ -346,7 +346,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
     calls = attention_calls(
         _heads_together(p, "queries", q, works),
         cache.of,
-        AttendedBatch(*batch, p.decodes, p.mixed),
+        AttendedBatch(*batch, decodes=p.decodes, mixed=p.mixed),
         AttentionRule(float(a["scale"]), int(a["window"]), float(a["softcap"]), sinks, slopes, p.exact),
         AttentionParts(
             p.scratch(),
@@ -395,7 +395,7 @@ def _stored_delta_rule(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -
 def _stored_states(step: Step, rest: Sequence[Any]) -> StoredStates:
     """Returns a recurrence's states from its last inputs: the cache, the ports of attention, and the slots."""
     cache, *ports = rest
-    return StoredStates(cache.of, *ports, int(step.attrs["first"]))
+    return StoredStates(cache.of, *ports, first=int(step.attrs["first"]))
 
 
 def _gated_activation(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
