@@ -329,9 +329,8 @@ def _is_dense(operand: Operand) -> bool:
 
 
 def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    q, cache, *batch = x[:5]  # ATTENTION_PORTS
-    table, _, kv_len = batch
-    rest, a = x[5:], step.attrs
+    q, cache, table, q_start, kv_len, *rest = x
+    a = step.attrs
     sinks = rest.pop(0) if a.get("has_sinks") else None
     slopes = rest.pop(0) if a.get("has_slopes") else None
     (tokens, have, size), result = q.shape, out[0]
@@ -346,7 +345,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
     calls = attention_calls(
         _heads_together(p, "queries", q, works),
         cache.of,
-        AttendedBatch(*batch, decodes=p.decodes, mixed=p.mixed),
+        AttendedBatch(table, q_start, kv_len, p.decodes, p.mixed),
         AttentionRule(float(a["scale"]), int(a["window"]), float(a["softcap"]), sinks, slopes, p.exact),
         AttentionParts(
             p.scratch(),
@@ -394,8 +393,8 @@ def _stored_delta_rule(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -
 
 def _stored_states(step: Step, rest: Sequence[Any]) -> StoredStates:
     """Returns a recurrence's states from its last inputs: the cache, the ports of attention, and the slots."""
-    cache, *ports = rest
-    return StoredStates(cache.of, *ports, first=int(step.attrs["first"]))
+    cache, table, q_start, kv_len, slots = rest
+    return StoredStates(cache.of, table, q_start, kv_len, slots, int(step.attrs["first"]))
 
 
 def _gated_activation(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
