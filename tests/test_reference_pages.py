@@ -52,7 +52,7 @@ def code(names: Iterable[str]) -> str:
 
 def block(names: Iterable[str]) -> list[str]:
     """Many names in a block of code."""
-    return ["```text", *textwrap.wrap(", ".join(names), 110), "```"]
+    return ["```text", *textwrap.wrap(", ".join(names), 110, break_on_hyphens=False), "```"]
 
 
 def plain(text: str) -> str:

@@ -55,8 +55,8 @@ from .tiny_configs import tiny_family
 FAMILIES = ("llama", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3", "gemma3_text", "minicpm3")
 MORE = {  # every product's input is a whole number of int4's groups
     "qwen3_moe": {"moe_intermediate_size": 64},
-    "deepseek_v3": {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16},
-    "minicpm3": {"q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16},
+    "deepseek_v3": {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 16},
+    "minicpm3": {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 16},
 }
 LATENT = ("deepseek_v3", "minicpm3", "kimi_linear")
 """Families whose cache has one latent vector for all heads."""
@@ -617,6 +617,8 @@ def chosen_by(seed: int) -> tuple[tuple[str, str, str], dict[str, Any]]:
         how = {"speculate": False, "chains": True}
     if weights.endswith(" chosen") and cache in ("k6v4", "k4v4"):  # of rotated keys blocks can't be chosen
         cache = "int8"
+    if family in LATENT and cache in ("k6v4", "k4v4") and weights in ("int4", "offsets"):
+        weights = "three"  # a cache without latent vectors keeps the product behind them, with 32 inputs
     if how.get("cut", "").startswith("ring") and cache == "k4v4":  # whose second cache a ring doesn't divide
         cache = "k6v4"
     return (str(family), str(weights), str(cache)), how
