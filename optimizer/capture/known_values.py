@@ -164,8 +164,8 @@ def drop_masks_of_all(program: Program, longest: int) -> None:
 
 
 def drop_whole_selections(program: Program) -> None:
-    """Removes selections of all rows in order, x[arange(len(x))], in place. Heads use them to pick each row's last
-    token.
+    """Replaces selections of all rows in order, x[arange(len(x))], by x, in place. Classification heads have them
+    where they pick each text's last token.
     """
     for node in program.nodes_of(aten.index.Tensor):
         x, indices = node.args

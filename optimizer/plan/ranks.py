@@ -72,7 +72,7 @@ class Wires:
         return rank // self.per_machine
 
     def waited(self, ranks: Sequence[int], at: int) -> float:
-        """Predicts the seconds that one rank waits in a collective of ``ranks``, besides the transfer of its bytes."""
+        """Predicts the seconds that rank ``at`` waits in a collective of ``ranks``, besides the transfer of bytes."""
         machines = {self.machine(rank) for rank in ranks}
         near = sum(self.machine(rank) == self.machine(at) for rank in ranks)
         used = [link for link, more in ((self.inside, near > 1), (self.between, len(machines) > 1)) if more and link]

@@ -88,7 +88,7 @@ def loss_of(
 
 
 def measure(module: TrainableProgram, teacher: Teacher, sequences: Sequence[torch.Tensor], step: int) -> Measured:
-    """Compares the program with the source on held-out sequences; ``step`` is the number of steps so far."""
+    """Compares the program with the source (``teacher``) on held-out sequences, after ``step`` steps."""
     total = Divergence(Likelihood(), Likelihood())
     longest = max(len(s) for s in sequences)
     size = max(1, _TOKENS // longest)

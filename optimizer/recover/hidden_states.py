@@ -51,7 +51,10 @@ class HiddenStates:
 
     @contextmanager
     def of_source(self, sequences: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Records the source's norms while it runs on these sequences, padded to the longest."""
+        """Records the inputs of the source's norms, for ``loss``, in place of earlier ones.
+
+        Within the context the caller runs the source on ``sequences``, padded to the longest.
+        """
         self._source.clear()
         self._program.clear()
 

@@ -120,11 +120,12 @@ class AutoReport(SearchReport):
 
 @dataclass(frozen=True)
 class HeadsPoint:
-    """A choice of the numbers of heads of all layers.
+    """A choice of the number of key/value heads of each layer.
 
     Attributes:
         bytes_per_token: the bytes of the cache, over all layers.
-        predicted_kl: the sum of the KL of each layer's number alone, in nats per token.
+        predicted_kl: the sum, over layers, of the KL that is predicted if that layer alone has its chosen number of
+            heads; in nats per token.
         measured_kl: the KL of the changed program on the check tokens; None if it wasn't measured.
     """
 

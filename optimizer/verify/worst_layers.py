@@ -57,10 +57,10 @@ class LayerError:
 def layer_errors(
     before: Program, after: Program, sequences: Sequence[torch.Tensor], cache: WeightCache
 ) -> list[LayerError]:
-    """Returns the errors of all places that both programs have, the largest first.
+    """Returns the relative error of each place where both programs compute a value, the largest first.
 
-    A place is a call of both, by its name, which copies of a program and passes keep; and a call that such a one has
-    as an argument where it had one before that is gone.
+    A place is a call with the same name in both programs; copies of a program and passes keep names. A call that only
+    ``after`` has is also a place if it replaces a call that only ``before`` has, as an argument of a common call.
     """
     few = [s[:TOKENS] for s in sequences[:SEQUENCES]]
     values: Values = {}

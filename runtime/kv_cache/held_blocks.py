@@ -155,9 +155,9 @@ class HeldBlocks:
         return count
 
     def allocate(self, request: Request, name: str, like: int = NO_BLOCK) -> int:
-        """Takes one more block of a group for a request, and returns it.
+        """Takes one more block of a group for a request, and returns its number. Raises CapacityError if none is free.
 
-        ``like``: a block whose owner gives the new one; NO_BLOCK for the owner of the next block.
+        ``like``: a block whose owner (a rank) gives the new one; with NO_BLOCK the pool chooses the owner.
         """
         pool, table = self.pools[name], request.tables.get(name, ())
         if like != NO_BLOCK:

@@ -18,7 +18,8 @@ from .kinds.views import flattened, part_of, width_of, with_operands
 def programs_of(cut: LayerCut) -> tuple[LoweredProgram, ...]:
     """Returns the programs of a stage's ranks.
 
-    Only the first rank gets whole logits, unless the other ranks' programs would then lack one of their outputs.
+    Only the first rank computes whole logits. If another rank's program would then have an output that none of its
+    steps writes, all ranks compute them.
     """
     for asking in (1, cut.ranks):
         plans = cut.plans(asking)

@@ -394,7 +394,7 @@ class StepInput:
 
     @property
     def q_start(self) -> Int32Array:
-        """The first token of each request, then T, [B+1]."""
+        """The index in T of each request's first token, then T, [B+1]."""
         return self.arrays[Q_START]  # type: ignore[return-value]
 
     @property

@@ -163,7 +163,7 @@ def port_of(name: str) -> Port:
 
 
 def port_names(groups: Iterable[str], more: Iterable[str] = ()) -> tuple[str, ...]:
-    """Returns the names of a step's arrays: those of every step, each cache group's, then ``more``."""
+    """Returns the names of a step's arrays: those that every step has, those of each cache group, then ``more``."""
     return tuple(name for name, _ in ports_of(groups, more))
 
 

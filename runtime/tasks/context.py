@@ -36,7 +36,7 @@ METHODS: Mapping[Kind, str] = {
 
 
 def kind_of(model: ModelInfo) -> Kind:
-    """Returns what the bundle of a model is for."""
+    """Returns "generate", or the task of a model that pools, such as "embed"."""
     return GENERATE if model.pooling is None else model.pooling.task
 
 

@@ -87,7 +87,7 @@ weights that were made floats, what steps by row read where they run more than o
 
 
 class Binder(Protocol):
-    """The program whose steps are being bound, as the handlers of ops see it."""
+    """The data and memory of a program that the handlers of ops use to make the functions that run its steps."""
 
     gpu: GpuLimits
     exact: bool

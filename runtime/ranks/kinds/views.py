@@ -62,7 +62,10 @@ def is_dense(operand: Operand) -> bool:
 
 
 def columns_of_index(operand: Operand, cut: Slice) -> int:
-    """Returns the number of elements of a row that belong to one index of the axis."""
+    """Returns the number of elements of each row of ``operand`` that belong to one index of a step's axis.
+
+    ``cut``: the dimension of the operand that the axis divides.
+    """
     return cut.scale * math.prod(size.constant for size in operand.shape[cut.dim + 1 :])
 
 

@@ -224,7 +224,7 @@ class Model:
         recipe: name of the bundle's recipe.
         bytes: size of the bundle's files.
         modified: time at which the bundle was written.
-        beat: the engine's last pulse.
+        beat: the load that the engine reported last.
         starts: number of starts of an engine.
         deaths: number of engines that died or were killed.
         retried: number of requests that were run again by another replica.

@@ -286,7 +286,7 @@ class AnswerReader:
         return True
 
     def need(self, n: int) -> Steps:
-        """Waits for ``n`` characters. Returns False if the answer ends before."""
+        """Yields until there are ``n`` unread characters. Returns False if the answer ends before, otherwise True."""
         while len(self.text) - self.at < n:
             if self.ended:
                 return False

@@ -48,13 +48,13 @@ class ValueStyle:
 
 
 class ValueRules:
-    """Writes the rules of one tool's arguments.
+    """Writes the grammar rules of one tool's arguments.
 
     Args:
         writer: the grammar's rules, to which rules are added.
         index: the tool's number, for the names of rules.
         tool: the tool's name, for messages.
-        style: the spelling of values.
+        style: how calls spell true, false and null, texts, keys and separators.
     """
 
     def __init__(self, writer: RuleWriter, index: int, tool: str, style: ValueStyle) -> None:
