@@ -21,11 +21,11 @@ def place_kernel(
     PIECE: tl.constexpr,
 ) -> None:
     """Sets token t of ``ids`` [total] to drawn[sources[t]] where sources[t] isn't negative, and changes ``tables``;
-    grid (at least ceil(total / PIECE),).
+    grid (pieces of ``total`` at least,).
 
-    A drawn token outside the vocabulary, such as NO_TOKEN, becomes the nearest token id in it: the token's request
-    ends, but the embedding must not read beyond its table. ``changes`` [count, 2] has indices in ``tables``, each with
-    its new value; each program writes a part of them.
+    A drawn token that isn't in the vocabulary, such as NO_TOKEN, becomes one that is: its request ends, but the lookup
+    of its row must stay within the table. ``changes`` [count, 2] has an index in ``tables``, and its new value; the
+    programs share them.
     """
     piece = tl.program_id(0)
     token = piece * PIECE + tl.arange(0, PIECE)
