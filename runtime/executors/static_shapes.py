@@ -74,6 +74,7 @@ class StaticShapes:
             inner.caps,
             max_tokens=min(inner.caps.max_tokens, plan.most_tokens),
             max_requests=min(inner.caps.max_requests, plan.most_requests),
+            most_runs=1,  # a padded step knows no next token of its padding
         )
         self.use = {bucket.name: BucketUse(bucket.name) for bucket in plan.buckets}
 
