@@ -187,12 +187,14 @@ class SimulatedExecutor:
 
     def run_until(self, last: Submitted) -> None:
         """Runs the steps that were submitted up to one, in order."""
-        for pending in self._flying:
+        for before, pending in zip((None, *self._flying), self._flying, strict=False):
             if not pending.ran:
                 if pending.digest:
                     check(pending.digest == _digest(pending.step), "a step was changed after its submission")
                 pending.ran = True
                 try:
+                    if before is not None and before.error is not None and pending.step.sources is not None:
+                        raise RuntimeError("the step whose tokens it takes failed") from before.error
                     pending.output = self._run(pending) if pending.step.runs == 1 else self._run_several(pending)
                 except (RuntimeError, EnginewrightError) as e:
                     pending.error = e
