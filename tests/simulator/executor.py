@@ -193,8 +193,8 @@ class SimulatedExecutor:
                     check(pending.digest == _digest(pending.step), "a step was changed after its submission")
                 pending.ran = True
                 try:
-                    if before is not None and before.error is not None and pending.step.sources is not None:
-                        raise RuntimeError("the step whose tokens it takes failed") from before.error
+                    if before is not None and before.error is not None and _share(before, pending):
+                        raise RuntimeError("the step that it goes on from failed") from before.error
                     pending.output = self._run(pending) if pending.step.runs == 1 else self._run_several(pending)
                 except (RuntimeError, EnginewrightError) as e:
                     pending.error = e
@@ -487,8 +487,7 @@ class SimulatedExecutor:
     def _check_beside(self, pending: Submitted) -> None:
         """Steps in flight write to blocks that no other request has in another one."""
         for other in self._flying:
-            shared = not {*map(id, pending.requests)}.isdisjoint(map(id, other.requests))
-            check(not shared or self.caps.chains, "a request is in two steps in flight")
+            check(not _share(pending, other) or self.caps.chains, "a request is in two steps in flight")
             for group in self.cache_groups:
                 for one, two in ((pending, other), (other, pending)):
                     holders: dict[int, set[int]] = {}
@@ -512,6 +511,11 @@ class SimulatedExecutor:
             drawn_for, taken_by = before.requests[before.owner[source]], pending.requests[pending.owner[token]]
             check(drawn_for is taken_by, "a token of another request")
             check(step.positions[token] == before.step.positions[source] + 1, "a token of another position")
+
+
+def _share(one: Submitted, other: Submitted) -> bool:
+    """Says whether a request is in both steps."""
+    return not {*map(id, one.requests)}.isdisjoint(map(id, other.requests))
 
 
 def _seen_blocks(pending: Submitted, group: CacheGroup) -> list[list[int]]:
