@@ -55,7 +55,7 @@ class StepVerifier {
   void broadcasts(const Operand& operand, const Operand& to) const;
   const CacheGroup& cache(const Operand& operand, int* group) const;  // of keys and values
   const CacheGroup& state(const Operand& operand, int* group) const;  // of states
-  // To so many keys of that cache group, 0 for all, and to a request's first ones.
+  // Notes that a step reads `window` keys of that cache group (0: all), and the `first` keys of a request.
   void attends(int group, int64_t window, int64_t first = 0);
   // Attributes ranks and rank, if it has them: the step has to do with its own rank's blocks of a group
   // alone.

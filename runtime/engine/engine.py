@@ -40,7 +40,7 @@ class Engine:
         groups, blocks = executor.cache_groups, executor.blocks
         self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, clock, proposers)
         self._submitted: deque[tuple[Batch, Pending]] = deque()
-        # Ends the runs of a step after the current one, for who has something to say; from any thread.
+        # Ends a step with several runs after the current run; safe from any thread.
         self.interrupt: Callable[[], None] = getattr(executor, "interrupt", lambda: None)
 
     @property
