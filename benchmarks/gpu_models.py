@@ -230,7 +230,7 @@ class Steps:
         return {"ms": plain, "exact ms": exact, "price": exact / plain - 1}
 
     def _bits(self, counts: Sequence[int], mine: tuple[int, int], others: tuple[int, int], *, exact: bool) -> Record:
-        """Compares the logits of a request alone with those beside others, in steps of so many requests."""
+        """Compares the logits of a request alone with its logits in steps of several requests."""
         if self._machine.mode == "looked-up":
             raise NotMeasuredError("nothing is computed where kernels are looked up alone")
         blocks = -(-max(map(sum, (mine, others))) // BLOCK_SIZE)
