@@ -5,9 +5,10 @@ python benchmarks/peers/convert_gguf.py MODEL.gguf OUT.gguf F32|F16|BF16|Q8_0|Q4
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,36 @@ def copy_metadata(
         writer.add_key_value(name, replaced.get(name, field.contents()), field.types[0], sub_type=inner)
 
 
-def keeps_floats(name: str, values: npt.NDArray[np.float32]) -> bool:
+def keeps_floats(name: str, shape: tuple[int, ...]) -> bool:
     """Returns True for a tensor that llama.cpp's converter stores in F32: routers, norms, rows that no blocks fill."""
-    return values.ndim < 2 or bool(values.shape[-1] % BLOCK) or "_norm.weight" in name or "ffn_gate_inp" in name
+    return len(shape) < 2 or bool(shape[-1] % BLOCK) or "_norm.weight" in name or "ffn_gate_inp" in name
+
+
+def write_tensors(
+    writer: gguf.GGUFWriter,
+    shapes: Mapping[str, tuple[int, ...]],
+    values_of: Callable[[str], npt.NDArray[np.float32]],
+    kind_of: Callable[[str], str],
+) -> None:
+    """Writes the whole file, with one tensor in memory at a time.
+
+    Args:
+        shapes: of each tensor by name, rows first.
+        values_of: returns the values of a tensor.
+        kind_of: returns the type of a matrix, such as "Q4_0". Tensors of ``keeps_floats`` are stored as F32.
+    """
+    stored = {
+        name: gguf.GGMLQuantizationType["F32" if keeps_floats(name, shape) else kind_of(name)]
+        for name, shape in shapes.items()
+    }
+    for name, shape in shapes.items():
+        in_bytes = gguf.quant_shape_to_byte_shape(shape, stored[name])
+        writer.add_tensor_info(name, in_bytes, np.dtype(np.uint8), math.prod(in_bytes), raw_dtype=stored[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, kind in stored.items():
+        writer.write_tensor_data(gguf.quants.quantize(values_of(name), kind))
 
 
 def convert_gguf(source: Path, target: Path, kind: str, *, table: str | None = None) -> Path:
@@ -63,16 +91,13 @@ def convert_gguf(source: Path, target: Path, kind: str, *, table: str | None = N
     writer = gguf.GGUFWriter(unfinished, architecture_of(reader))
     copy_metadata(reader, writer)
     writer.add_file_type(FILE_TYPES[kind])
-    for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        stored = gguf.GGMLQuantizationType[(table or kind) if tensor.name == TABLE else kind]
-        if stored == gguf.GGMLQuantizationType.F32 or keeps_floats(tensor.name, values):
-            writer.add_tensor(tensor.name, values)
-        else:
-            writer.add_tensor(tensor.name, gguf.quants.quantize(values, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    write_tensors(
+        writer,
+        {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in tensors.items()},
+        lambda name: gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type).astype(np.float32),
+        lambda name: (table or kind) if name == TABLE else kind,
+    )
     writer.close()
     os.replace(unfinished, target)
     return target

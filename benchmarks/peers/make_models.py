@@ -24,7 +24,7 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 
 from enginewright.optimizer.capture.capture_model import build_from_gguf
 from enginewright.optimizer.capture.gguf.file import open_gguf
-from peers.convert_gguf import architecture_of, convert_gguf, copy_metadata, keeps_floats
+from peers.convert_gguf import architecture_of, convert_gguf, copy_metadata, write_tensors
 from peers.engines import STORED
 from peers.loading import REPOSITORY, load_module
 from peers.models import MODELS, TEXT_TOKENS
@@ -52,17 +52,9 @@ def random_gguf(shape: Shape, target: Path) -> Path:
         writer.add_key_value(f"{shape.architecture}.{name}", value, kind)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     random = np.random.default_rng(SEED)
-    for name, size in shape.tensors.items():
-        values = random_values(name, size, random)
-        if keeps_floats(name, values):
-            writer.add_tensor(name, values)
-        else:
-            stored = gguf.GGMLQuantizationType.BF16
-            writer.add_tensor(name, gguf.quants.quantize(values, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(
+        writer, shape.tensors, lambda name: random_values(name, shape.tensors[name], random), lambda _: "BF16"
+    )
     os.replace(unfinished, target)
     return target
 

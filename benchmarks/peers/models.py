@@ -23,6 +23,9 @@ class Model:
         formats: that it is compared in.
         more: that it is compared in where they are asked for.
         stored: the type of the file that it comes as, where that is among the formats.
+        long_prompt: tokens of the long prompt.
+        reference: False compares no logits: in float32 the model doesn't fit into memory.
+        max_memory: the limit of our export's memory, such as "8GiB"; None sets none.
         by_default: True if it is compared where no models are requested.
     """
 
@@ -36,6 +39,9 @@ class Model:
     formats: tuple[Format, ...] = ("int8", "int4")
     more: tuple[Format, ...] = ()
     stored: Format | None = None
+    long_prompt: int = 4096
+    reference: bool = True
+    max_memory: str | None = None
     by_default: bool = True
 
 
@@ -104,6 +110,20 @@ MODELS = {
             steps=20,
             short_prompt=32,
             formats=("q4_k_m", "int8"),
+            by_default=False,
+        ),
+        Model(
+            "llama-8b",
+            "Llama of 8.05 billion random weights",
+            LlamaShape(hidden=4096, layers=36, heads=32, kv_heads=8, feed_forward=14336, vocabulary=49152),
+            random=True,
+            long_rounds=1,
+            steps=16,
+            short_prompt=32,
+            formats=("int4",),
+            long_prompt=2048,
+            reference=False,
+            max_memory="8GiB",
             by_default=False,
         ),
     )

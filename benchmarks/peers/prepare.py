@@ -22,8 +22,9 @@ PARTS = ("optimizer", "passes", "plugins", "runtime")
 SOURCES = ("*.py", "*.toml", "*.cpp", "*.h")
 
 EXPORT = """import sys, enginewright
-source, bundle, recipe, kv_cache = sys.argv[1:]
-enginewright.export(source, bundle, recipe=recipe, kv_cache=kv_cache or None, overwrite=True)"""
+source, bundle, recipe, kv_cache, memory = sys.argv[1:]
+options = {"kv_cache": kv_cache or None, "max_memory": memory or None}
+enginewright.export(source, bundle, recipe=recipe, overwrite=True, **options)"""
 
 Tell = Callable[[str], None]
 
@@ -95,7 +96,8 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
         folder = BUILD / model
         tell(f"make {model}")
         converted = [kind for kind in asked.formats_of(model) if kind in STORED and kind != MODELS[model].stored]
-        kinds = ["hf", "reference", *(GGUF[kind] for kind in asked.formats_of(model)), *(["f16"] if converted else [])]
+        compared = ["hf", "reference"] if MODELS[model].reference else []
+        kinds = [*compared, *(GGUF[kind] for kind in asked.formats_of(model)), *(["f16"] if converted else [])]
         quietly([sys.executable, "-m", "peers.make_models", model, str(folder), "--kinds", *kinds])
         without = {kind: why for kind in converted if (why := _quantized(folder, kind, python)) is not None}
         for kind in asked.formats_of(model):
@@ -143,7 +145,8 @@ def _model_of(engine: Engine, folder: Path, kind: Format, python: Path, asked: A
     if engine.made_by == "export":
         if not (asked.keep and target.exists()):
             source = folder / f"{kind}.gguf" if kind in STORED else source_of(folder)
-            export(source, target, engine.formats[kind].removeprefix("recipe "), asked.kv_cache)
+            memory = MODELS[folder.name].max_memory
+            export(source, target, engine.formats[kind].removeprefix("recipe "), asked.kv_cache, memory)
     elif engine.made_by == "convert" and not target.exists():
         try:
             quietly([str(python), "-m", "peers.convert", engine.name, kind, str(folder), str(target)])
@@ -160,13 +163,13 @@ def source_of(folder: Path) -> Path:
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
-def export(source: Path, bundle: Path, recipe: str, kv_cache: str | None) -> None:
+def export(source: Path, bundle: Path, recipe: str, kv_cache: str | None, max_memory: str | None) -> None:
     """Makes the bundle if it isn't there, or was made by other code; in a process that gives its memory back."""
     made_by = bundle.with_suffix(".json")
     origin = {"code": fingerprint(REPOSITORY), "source": source.name, "recipe": recipe, "kv_cache": kv_cache}
     if bundle.exists() and made_by.exists() and json.loads(made_by.read_text()) == origin:
         return
-    quietly([sys.executable, "-c", EXPORT, str(source), str(bundle), recipe, kv_cache or ""])
+    quietly([sys.executable, "-c", EXPORT, str(source), str(bundle), recipe, kv_cache or "", max_memory or ""])
     made_by.write_text(json.dumps(origin))
 
 

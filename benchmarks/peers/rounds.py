@@ -66,6 +66,8 @@ def plan(contenders: Sequence[Contender], rounds: int, tasks: Sequence[Task]) ->
                     continue
                 if task in ("logits", "far") and index:
                     continue
+                if task == "logits" and not MODELS[model].reference:
+                    continue
                 if task == "far" and kind not in (MODELS[model].formats[0], *STORED):
                     continue  # what decides there, attention and its cache, is the same in all
                 able = [c for c in same_model if task not in ENGINES[c.engine].lacks]
@@ -158,9 +160,14 @@ def command_of(job: Job, work: Workload) -> list[str]:
 
 
 def work_for(model: str, work: Workload) -> Workload:
-    """No more steps and shorter prompts of a batch than the model can do in a reasonable time."""
+    """No more steps and no longer prompts than the model can do in a reasonable time."""
     most = MODELS[model]
-    return replace(work, steps=min(work.steps, most.steps), short_prompt=min(work.short_prompt, most.short_prompt))
+    return replace(
+        work,
+        steps=min(work.steps, most.steps),
+        short_prompt=min(work.short_prompt, most.short_prompt),
+        long_prompt=min(work.long_prompt, most.long_prompt),
+    )
 
 
 def roofline(contender: Contender, work: Workload) -> Report:

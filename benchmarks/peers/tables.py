@@ -8,6 +8,7 @@ from typing import Any
 from enginewright.runtime.shared.errors import counted
 from peers.engines import OURS, TITLES
 from peers.summary import FIGURES, RECURRENCE, Figure
+from peers.workload import Workload
 
 SHORT = ("prefill", "decode_1", "decode_16", "peak")
 """Figures that the README shows."""
@@ -39,12 +40,15 @@ def markdown(rows: Sequence[Sequence[str]], right: int = 1) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *body)]
 
 
-def engine_table(table: Mapping[str, Any]) -> list[str]:
-    """Engines of a model and format; after each peer's figure ours over it, or where less is better it over ours."""
+def engine_table(table: Mapping[str, Any], long_prompt: int = Workload.long_prompt) -> list[str]:
+    """Engines of a model and format; after each peer's figure ours over it, or where less is better it over ours.
+
+    ``long_prompt``: tokens of the model's long prompt.
+    """
     engines = table["engines"]
     figures = [f for f in FIGURES if any(f.name in row["figures"] for row in engines.values())]
     compared = any("kl" in row["figures"] for row in engines.values())
-    rows = [["", *(f.title for f in figures), *(["KL from f32"] if compared else [])]]
+    rows = [["", *(title_of(f, long_prompt) for f in figures), *(["KL from f32"] if compared else [])]]
     for name, row in engines.items():
         cells = [f"{TITLES[name]}, {row['weights']}"]
         for figure in figures:
@@ -57,7 +61,12 @@ def engine_table(table: Mapping[str, Any]) -> list[str]:
     return markdown(rows)
 
 
-def limit_line(table: Mapping[str, Any]) -> str:
+def title_of(figure: Figure, long_prompt: int) -> str:
+    """The head of a figure's column."""
+    return figure.title.replace(f"{Workload.long_prompt:,}", f"{long_prompt:,}")
+
+
+def limit_line(table: Mapping[str, Any], long_prompt: int = Workload.long_prompt) -> str:
     """The machine's limits, and the share of them that was reached, as a line."""
     limits = table["limits"]
     parts = []
@@ -71,7 +80,7 @@ def limit_line(table: Mapping[str, Any]) -> str:
             f"the products of a prefill reach {limits['peak_share']:.0%} of {limits['peak']:,.0f} G multiply-adds a "
             f"second and take {limits['matmul_share_of_prefill']:.0%} of its kernels' time"
         )
-    lengths = {"decode_long": "4,096", "decode_far": "16,384", "decode_farther": "32,768"}
+    lengths = {"decode_long": f"{long_prompt:,}", "decode_far": "16,384", "decode_farther": "32,768"}
     if behind := {tokens: limits[f"{name}_share"] for name, tokens in lengths.items() if f"{name}_share" in limits}:
         parts.append(
             f"behind {', '.join(behind)} tokens a step moves weights and cache at "
@@ -147,9 +156,10 @@ def whole(result: Mapping[str, Any]) -> list[str]:
     """All tables. Goals were set for machines with AVX-512, and so are their reasons."""
     lines = [describe(result), ""]
     for entry in result["models"].values():
+        long_prompt = entry["about"].get("long_prompt", Workload.long_prompt)
         for kind, table in entry["formats"].items():
-            lines += [f"### {entry['title']}, {kind}", "", *engine_table(table), ""]
-            if line := limit_line(table):
+            lines += [f"### {entry['title']}, {kind}", "", *engine_table(table, long_prompt), ""]
+            if line := limit_line(table, long_prompt):
                 lines += [line, ""]
     if result["missing"]:
         lines += ["Not compared:", "", *missing_list(result["missing"]), ""]
