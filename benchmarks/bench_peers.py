@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from peers import docs
-from peers.engines import ENGINES, FORMATS, OURS
+from peers.engines import CAPS, ENGINES, FORMATS, OURS
 from peers.goals import read_reasons
 from peers.install import last_error
 from peers.loading import BUILD, REPOSITORY
@@ -64,7 +64,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--keep", action="store_true", help="take our bundles as they are, though the code has changed"
     )
-    options.add_argument("--isa", help="instruction set of our kernels, such as avx2; by default the best one")
+    options.add_argument(
+        "--isa", choices=CAPS, help="the instruction set that engines are limited to, as far as they can be"
+    )
     options.add_argument("--kv-cache", help="what our bundles store keys and values in, instead of what recipes say")
     options.add_argument("--from-json", type=Path, help="measure nothing: take this result, with today's reasons")
     options.add_argument(
@@ -85,7 +87,13 @@ def main(arguments: list[str] | None = None) -> int:
     work = Workload(threads=options.threads, isa=options.isa, steps=12 if options.quick else Workload.steps)
     rounds = 1 if options.quick else options.rounds
     selection = Asked(
-        options.models, options.formats, options.engines, tuple(options.prefix), options.keep, options.kv_cache
+        options.models,
+        options.formats,
+        options.engines,
+        tuple(options.prefix),
+        options.keep,
+        options.kv_cache,
+        isa=options.isa,
     )
     try:
         contenders, missing = prepare(selection, tell)

@@ -30,6 +30,8 @@ class Engine:
         model: file or folder in the model's folder, with ``{format}`` and ``{gguf}`` filled in.
         made_by: "make_models", "convert" or "export".
         lacks: tasks that its worker doesn't have.
+        limited: the part that ``--isa`` limits to an instruction set: all of it, its products, or nothing.
+        built: True if pip compiles it here, where ``CAPS`` can limit its instruction set.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Engine:
     model: str
     made_by: Literal["make_models", "convert", "export"]
     lacks: tuple[str, ...] = ()
+    limited: Literal["whole", "products", ""] = ""
+    built: bool = False
 
     def path(self, kind: Format) -> str:
         """The path of the file that it loads, in the model's folder."""
@@ -64,6 +68,7 @@ ENGINES = {
             },
             model="{format}.bundle",
             made_by="export",
+            limited="whole",
         ),
         Engine(
             "llama.cpp",
@@ -74,6 +79,8 @@ ENGINES = {
             formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", "bf16": "F16", **_AS_STORED},
             model="{gguf}.gguf",
             made_by="make_models",
+            limited="whole",
+            built=True,
         ),
         Engine(
             "ik_llama.cpp",
@@ -84,6 +91,7 @@ ENGINES = {
             formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", **_AS_STORED},
             model="{gguf}.gguf",
             made_by="make_models",
+            limited="whole",  # its wheel has AVX2 alone
         ),
         Engine(
             "mistral.rs",
@@ -105,6 +113,7 @@ ENGINES = {
             formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", "bf16": "F16"},
             model="openvino-{format}",
             made_by="convert",
+            limited="products",
         ),
         Engine(
             "onnxruntime-genai",
@@ -127,7 +136,17 @@ ENGINES = {
             model="ctranslate2-{format}",
             made_by="convert",
             lacks=("far",),
+            limited="whole",
         ),
     )
 }
+CAPS: Mapping[str, Mapping[str, str]] = {
+    "avx2": {
+        "CMAKE_ARGS": "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON",
+        "CT2_FORCE_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    }
+}
+"""The environment that limits engines to an instruction set, when they are built and when they run."""
 TITLES = {engine.name: engine.title for engine in ENGINES.values()}

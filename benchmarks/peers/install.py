@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
 
-from peers.engines import Engine
+from peers.engines import CAPS, Engine
 from peers.processes import REASON, environment
 
 
@@ -23,12 +24,17 @@ def peers_python(folder: Path) -> Path:
     return python
 
 
-def install(engine: Engine, python: Path) -> str | None:
-    """Installs what is missing; the reason if it can't be installed, or imported after that."""
+def install(engine: Engine, python: Path, isa: str | None = None) -> str | None:
+    """Installs what is missing; the reason if it can't be installed, or imported after that.
+
+    ``isa``: the instruction set of an engine that is compiled here; by default the machine's.
+    """
+    caps = CAPS[isa] if isa else {}
     missing = [package for package in engine.packages if not installed(package, python)]
     if missing:
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--prefer-binary"]
-        done = subprocess.run([*pip, *missing], check=False, capture_output=True, text=True)
+        pip += ["--no-binary", ",".join(missing), "--no-cache-dir"] if caps else []
+        done = subprocess.run([*pip, *missing], check=False, capture_output=True, text=True, env=os.environ | caps)
         if done.returncode:
             return f"pip install {' '.join(missing)} failed: {last_error(done.stderr)}"
     probe = [str(python), "-c", f"import {engine.module}"]

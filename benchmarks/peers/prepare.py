@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.engines import ENGINES, GGUF, OURS, STORED, Engine, Format
+from peers.engines import CAPS, ENGINES, GGUF, STORED, Engine, Format
 from peers.install import install, last_error, peers_python
 from peers.loading import BENCHMARKS, BUILD, REPOSITORY
 from peers.models import MODELS
@@ -60,6 +60,7 @@ class Asked:
         keep: True leaves existing bundles unchanged.
         kv_cache: storage type of our keys and values, in place of the recipe's.
         every_format: True also takes formats that the models aren't compared in.
+        isa: the instruction set that engines are limited to, of ``CAPS``; None for the machine's best one.
     """
 
     models: Sequence[str]
@@ -69,6 +70,7 @@ class Asked:
     keep: bool = False
     kv_cache: str | None = None
     every_format: bool = False
+    isa: str | None = None
 
     def formats_of(self, model: str) -> list[Format]:
         """The formats of a model that are compared."""
@@ -82,12 +84,18 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
     """Installs, makes, converts and exports; ours comes first. Raises CalledProcessError for our own part."""
     BUILD.mkdir(parents=True, exist_ok=True)
     python = peers_python(BUILD / "peers")
+    pythons = {engine.name: python if engine.packages else Path(sys.executable) for engine in ENGINES.values()}
+    prefix = asked.prefix
+    if asked.isa:
+        limited = peers_python(BUILD / f"peers-{asked.isa}")
+        pythons |= {engine.name: limited for engine in ENGINES.values() if engine.built}
+        prefix += ("env", *(f"{name}={value}" for name, value in CAPS[asked.isa].items()))
     missing: list[Missing] = []
     able: list[Engine] = []
     for engine in (ENGINES[name] for name in ENGINES if name in asked.engines):
         if engine.packages:
             tell(f"install {engine.name}")
-        if (why := install(engine, python if engine.packages else Path(sys.executable))) is None:
+        if (why := install(engine, pythons[engine.name], asked.isa if engine.built else None)) is None:
             able.append(engine)
         else:
             missing.append(Missing(engine.name, "", "", why))
@@ -112,13 +120,12 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
                 if (why := _model_of(engine, folder, kind, python, asked)) is not None:
                     missing.append(Missing(engine.name, model, kind, why))
                     continue
-                runs_on = Path(sys.executable) if engine.name == OURS else python
                 contenders.append(
                     Contender(
                         engine.name,
                         model,
                         kind,
-                        Command(runs_on, engine.worker, asked.prefix),
+                        Command(pythons[engine.name], engine.worker, prefix),
                         folder / engine.path(kind),
                     )
                 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginewright.runtime.shared.errors import counted
-from peers.engines import OURS, TITLES
+from peers.engines import ENGINES, OURS, TITLES
 from peers.summary import FIGURES, RECURRENCE, Figure
 from peers.workload import Workload
 
@@ -144,11 +144,27 @@ def describe(result: Mapping[str, Any]) -> str:
         f"{machine['memory_gib']} GiB; {machine['system']}. Measured on {measured['date']} at {measured['commit']}, "
         f"{counted(measured['rounds'], 'round')} in {measured['seconds'] / 60:.0f} minutes"
         + ("." if measured["whole"] else ", stopped in the last: figures are of the rounds that each has.")
+        + limits_of(work)
+    )
+
+
+def limits_of(work: Mapping[str, Any]) -> str:
+    """The engines that ``--isa`` limited, as a sentence; empty without it."""
+    if not (isa := work.get("isa")):
+        return ""
+    whole, products, free = (
+        ", ".join(e.title for e in ENGINES.values() if e.limited == part) for part in ("whole", "products", "")
+    )
+    return (
+        f" Limited to {isa.upper()}: {whole}, and the products of {products}. "
+        f"The others use all that the machine has: {free}."
     )
 
 
 def instructions(result: Mapping[str, Any]) -> str:
-    """The kind of machine: AVX-512, or AVX2."""
+    """The widest instructions of a run: AVX-512, or AVX2."""
+    if result["workload"].get("isa") == "avx2":
+        return "AVX2"
     return WIDEST if any(name.startswith("avx512") for name in result["machine"]["instruction_sets"]) else "AVX2"
 
 

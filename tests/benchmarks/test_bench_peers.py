@@ -8,7 +8,7 @@ from typing import Any
 
 import bench_peers
 import pytest
-from peers.engines import ENGINES, TITLES
+from peers.engines import ENGINES, TITLES, Engine
 from peers.prepare import Asked, Contender, Missing, fingerprint, prepare
 from peers.rounds import Job, Measured
 from peers.workload import Report, Workload
@@ -86,7 +86,7 @@ def test_an_engine_that_can_not_be_prepared_is_missing(tmp_path: Path, monkeypat
     monkeypatch.setattr("peers.prepare.peers_python", lambda folder: Path("no-python"))
     monkeypatch.setattr("peers.prepare.quietly", lambda command: None)
     reasons = {"llama.cpp": "no wheel"}
-    monkeypatch.setattr("peers.prepare.install", lambda engine, python: reasons.get(engine.name))
+    monkeypatch.setattr("peers.prepare.install", lambda engine, python, isa: reasons.get(engine.name))
     selection = Asked(["smollm2"], ["int4"], ["enginewright", "llama.cpp", "ctranslate2"], ("nice",), keep=True)
     contenders, missing = prepare(selection, lambda text: None)
     assert [(c.engine, c.model, c.format, c.command.prefix) for c in contenders] == [
@@ -96,6 +96,25 @@ def test_an_engine_that_can_not_be_prepared_is_missing(tmp_path: Path, monkeypat
         ("llama.cpp", "", "no wheel"),
         ("ctranslate2", "int4", "it doesn't support the format int4"),
     ]
+
+
+def test_an_instruction_set_limits_what_is_built_and_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: dict[str, tuple[Path, str | None]] = {}
+
+    def install(engine: Engine, python: Path, isa: str | None) -> None:
+        built[engine.name] = (python, isa)
+
+    monkeypatch.setattr("peers.prepare.BUILD", tmp_path)
+    monkeypatch.setattr("peers.prepare.peers_python", lambda folder: folder)
+    monkeypatch.setattr("peers.prepare.quietly", lambda command: None)
+    monkeypatch.setattr("peers.prepare.install", install)
+    for name in ("q8_0.gguf", "ctranslate2-int8"):
+        (tmp_path / "smollm2" / name).mkdir(parents=True)
+    selection = Asked(["smollm2"], ["int8"], ["llama.cpp", "ctranslate2"], keep=True, isa="avx2")
+    contenders, _ = prepare(selection, lambda text: None)
+    assert built == {"llama.cpp": (tmp_path / "peers-avx2", "avx2"), "ctranslate2": (tmp_path / "peers", None)}
+    assert [c.command.python for c in contenders] == [tmp_path / "peers-avx2", tmp_path / "peers"]
+    assert all("CT2_FORCE_CPU_ISA=AVX2" in c.command.prefix for c in contenders)
 
 
 def test_a_file_that_llama_cpp_can_not_make_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +127,7 @@ def test_a_file_that_llama_cpp_can_not_make_is_missing(tmp_path: Path, monkeypat
     monkeypatch.setattr("peers.prepare.BUILD", tmp_path)
     monkeypatch.setattr("peers.prepare.peers_python", lambda folder: Path("no-python"))
     monkeypatch.setattr("peers.prepare.quietly", quietly)
-    monkeypatch.setattr("peers.prepare.install", lambda engine, python: None)
+    monkeypatch.setattr("peers.prepare.install", lambda engine, python, isa: None)
     (tmp_path / "smollm2").mkdir()
     contenders, missing = prepare(Asked(["smollm2"], ["q6_k", "iq4_xs"], ["llama.cpp"], keep=True), lambda text: None)
     assert [(c.engine, c.format) for c in contenders] == [("llama.cpp", "iq4_xs")]
