@@ -110,7 +110,7 @@ def command_page() -> str:
         others = [p for p in options[name] if (names_of(p), p.help) not in shared]
         same = [short_name(p) for p in options[name] if (names_of(p), p.help) in shared]
         lines += ["", f"## optimize {name}", "", plain(command.help or ""), "", *option_lines(others)]
-        lines += ["", "As above:", "", *block(same)] if same else []
+        lines += ["", "Shared options:", "", *block(same)] if same else []
     return "\n".join(lines) + "\n"
 
 
@@ -132,10 +132,10 @@ def fields_of(kinds: Iterable[type[Fields]]) -> list[str]:
 
 
 def protocol_lines(title: str, kinds: tuple[type[Fields], ...]) -> Iterator[str]:
-    """The fields of a protocol: those taken, refused and ignored."""
+    """The fields of a protocol: those accepted, refused and ignored."""
     refused = {name: rule for kind in kinds for name, rule in kind.refused.items()}
     ignored = sorted(set().union(*(kind.harmless for kind in kinds)) - HINTS)
-    yield from ("", f"### {title}", "", "Taken:", "", *block(fields_of(kinds)), "")
+    yield from ("", f"### {title}", "", "Accepted:", "", *block(fields_of(kinds)), "")
     yield from ("Refused:", "", *rule_lines(refused))
     if ignored:
         yield from ("", "Ignored:", "", *block(ignored))
@@ -182,19 +182,19 @@ def server_page() -> str:
         "",
         "## Fields of a body",
         "",
-        "A refused field may be there if its value is null, empty or has no effect.",
+        "A refused field is accepted if its value is null, empty or without effect.",
         "",
         "### Chat completions and completions",
         "",
-        "Taken by both. A field of [SamplingParams](python-reference.md) has the same meaning here.",
+        "Fields of both. A field of [SamplingParams](python-reference.md) has the same meaning here.",
         "",
         *block(both),
         "",
-        "Taken by chat completions too:",
+        "Further fields of chat completions:",
         "",
         *block(chat),
         "",
-        "Taken by completions too:",
+        "Further fields of completions:",
         "",
         *block(completions),
         "",
@@ -220,9 +220,12 @@ def server_page() -> str:
         "",
     ]
     for name, option in DECLARED.items():
-        value = getattr(defaults, name)
-        shown = "" if value in ({}, [], None) else f" Default: `{value!r}`."
-        lines.append(f"- `{name}`: {sentence(option.help)}{shown}")
+        if not option.flags:
+            value = getattr(defaults, name)
+            shown = "" if value in ({}, [], None) else f" Default: `{value!r}`."
+            lines.append(f"- `{name}`: {sentence(option.help)}{shown}")
+    lines += ["", "The other keys are options of [optimize serve](command-reference.md#optimize-serve):", ""]
+    lines += block(name for name, option in DECLARED.items() if option.flags)
     lines += ["", "## Metrics", "", *metric_lines(), "", "## Error codes", ""]
     for rows in WORDS.values():
         for protocol, words in rows.items():

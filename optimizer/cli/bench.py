@@ -50,23 +50,21 @@ def command(
     prompts: Annotated[
         str | None,
         typer.Option(
-            "--prompt", metavar="N,...", help="Tokens of prompts; default 128,512,2048; none leaves them out."
+            "--prompt", metavar="N,...", help="Prompt lengths in tokens; default 128,512,2048; none skips prompts."
         ),
     ] = None,
     batches: Annotated[
         str | None,
-        typer.Option(
-            "--batch", metavar="N,...", help="Requests of decode steps; default 1,4,8,16; none leaves them out."
-        ),
+        typer.Option("--batch", metavar="N,...", help="Requests in decode steps; default 1,4,8,16; none skips these."),
     ] = None,
     contexts: Annotated[
         str | None,
-        typer.Option("--context", metavar="N,...", help="Tokens of context of each request; default 128,1024."),
+        typer.Option("--context", metavar="N,...", help="Context lengths in tokens; default 128,1024."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Decode steps of each size that are timed.")] = 16,
+    steps: Annotated[int, typer.Option(help="Number of timed decode steps of each size.")] = 16,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Rounds over all sizes; default 3, or 1 if decoding needs prompts to be processed."),
+        typer.Option(help="Repetitions of all sizes; default 3, or 1 if decoding needs real prompts."),
     ] = None,
     threads: Threads = 0,
     ranks: Ranks = None,
@@ -78,7 +76,7 @@ def command(
         str | None,
         typer.Option(
             metavar="lookup|BUNDLE",
-            help="Also decode texts with tokens computed ahead, looked up or guessed by a faster bundle, and without.",
+            help="Also decode texts with and without speculation, by lookup or a faster bundle.",
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the speeds into this SVG file.")] = None,
@@ -87,7 +85,7 @@ def command(
 ) -> None:
     """Measures prompts and decode steps, memory, and the machine's own limits in the same run.
 
-    Takes less than a minute on a small model; other work on the machine shows in the figures.
+    Takes less than a minute on a small model; other work on the machine changes the figures.
     """
 
     from enginewright.optimizer.bench.measure import bench

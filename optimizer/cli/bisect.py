@@ -78,10 +78,10 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random tokens.")] = 0,
     tolerance: Annotated[
-        float | None, typer.Option("--tolerance", help="Relative error to allow, instead of what rounding explains.")
+        float | None, typer.Option("--tolerance", help="Allowed relative error, instead of the estimate for rounding.")
     ] = None,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
 ) -> None:
     """Finds the first pass, layer, step and weight at which A and B differ, and shows the values there.
 

@@ -29,15 +29,15 @@ def command(
         typer.Option("--trace", help="Requests as JSONL: prompt_tokens and completion_tokens in each line."),
     ] = None,
     default: Annotated[
-        str | None, typer.Option("--default", metavar="NAME", help="A stated distribution: chat, documents or code.")
+        str | None, typer.Option("--default", metavar="NAME", help="A built-in distribution: chat, documents or code.")
     ] = None,
     batches: Annotated[
-        Path | None, typer.Option("--batch-sizes", help="Batches of decode steps, as --histogram has lengths.")
+        Path | None, typer.Option("--batch-sizes", help="Batch sizes of decode steps, in the format of --histogram.")
     ] = None,
     max_batch: Annotated[
         int, typer.Option("--max-batch", help="Without --batch-sizes: all sizes from 1 to this, equally often.")
     ] = 64,
-    most: Annotated[int, typer.Option("--most", help="Most buckets, of prompts and decode steps together.")] = 8,
+    most: Annotated[int, typer.Option("--most", help="Most buckets, for prompts and decode steps together.")] = 8,
     multiple: Annotated[int, typer.Option("--multiple", help="Round sizes of prompts up to multiples of this.")] = 8,
     chunk: Annotated[
         int | None, typer.Option("--chunk", help="Longer prompts are split into chunks of this number of tokens.")
@@ -47,7 +47,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Chooses the sizes of steps that leave the least padding, and says how much others would.
+    """Chooses the step sizes with the least padding, and shows the padding of others.
 
     The last lines are a section for a recipe.
     """

@@ -28,7 +28,9 @@ def command(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", "-t", callback=known_target, help="The target to build; default: the one that can."),
+        typer.Option(
+            "--target", "-t", callback=known_target, help="The target to build; default: the first that needs a build."
+        ),
     ] = None,
     trust: Trust = None,
     again: Annotated[
@@ -38,14 +40,14 @@ def command(
         bool,
         typer.Option(
             "--check",
-            help="Then run it, compare its tokens with the cpu target's, and print a report to send. Without a bundle "
-            "a tiny model is exported and built.",
+            help="Then run the target, compare its tokens with the cpu target's, and print a report to send. Without "
+            "BUNDLE a tiny model is exported and built.",
         ),
     ] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
 ) -> None:
-    """Finishes the target of a bundle that needs the machine with the GPU. Writes only into that target's folder."""
+    """Finishes a target that must be built on the machine with the GPU. Writes only into the target's folder."""
     if check:
         if again and bundle is not None:
             raise typer.BadParameter("--again builds, and --check then finds nothing to build; use one after the other")

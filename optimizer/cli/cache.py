@@ -29,9 +29,9 @@ def command(
     ] = "show",
     as_json: AsJson = False,
 ) -> None:
-    """Shows or removes the cached bundles of exports, and of models that commands ran.
+    """Shows or removes cached bundles: those of exports, and of models that commands ran.
 
-    Their keys are hashes of the source, the recipe and our own code; a bundle is hashed again when it is used.
+    Their keys are hashes of the source, the recipe and our code. A bundle's hash is checked when it is used.
     """
     if action not in _ACTIONS:
         raise typer.BadParameter(f"{action!r} is neither {' nor '.join(_ACTIONS)}")

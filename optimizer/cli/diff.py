@@ -27,9 +27,9 @@ EPILOG = (
 @reported
 def command(
     a: Annotated[Path, typer.Argument(metavar="A", help="A bundle.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The other bundle.")],
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing: the exit code says it.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing; the exit code is the result.")] = False,
 ) -> None:
     """Compares two bundles byte by byte, apart from report/, and names the files, fields and weights that differ.
 

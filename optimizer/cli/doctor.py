@@ -34,7 +34,7 @@ _STYLES = {"runs": "green", "needs-build": "yellow", "can't": "red"}
 def command(
     bundle: Annotated[
         Path | None,
-        typer.Argument(metavar="[BUNDLE]", help="A bundle; without it, the machine alone is examined."),
+        typer.Argument(metavar="[BUNDLE]", help="A bundle; without it, only the machine is examined."),
     ] = None,
     target: Annotated[
         list[str] | None, typer.Option("--target", "-t", help="Examine only this target; may be repeated.")

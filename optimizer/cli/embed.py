@@ -45,18 +45,23 @@ def command(
         Path, typer.Option("--output", "-o", help="A .npy, .jsonl or .parquet file, with a row for each text.")
     ],
     field: Annotated[
-        str | None, typer.Option(metavar="NAME", help='The text of a line of JSON; default "text" of .jsonl files.')
+        str | None,
+        typer.Option(metavar="NAME", help='The field of a JSON line with the text; default "text" for .jsonl files.'),
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model's prompt that is put before each text, such as query.")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the model's prompt to put before each text, such as query."),
     ] = None,
     dimensions: Annotated[
         int | None, typer.Option(min=1, help="Cut vectors to this number of dimensions, if the model allows it.")
     ] = None,
     normalize: Annotated[
-        bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: the model's own.")
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="Scale vectors to length 1, or not; default: as the model says."
+        ),
     ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long, in place of an error.")] = (
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long, instead of an error.")] = (
         False
     ),
     recipe: ModelRecipe = None,

@@ -42,7 +42,7 @@ def command(
     recipe: ModelRecipe = None,
     text: Annotated[
         str,
-        typer.Option(metavar="FILE", help="The text to predict, or a text a line, in UTF-8; built-in has 5,000 words."),
+        typer.Option(metavar="FILE", help="A text to predict, or one per line, in UTF-8; built-in has 5,000 words."),
     ] = "built-in",
     against: Annotated[
         Path | None,
@@ -50,7 +50,7 @@ def command(
     ] = None,
     choices: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Questions to answer, as JSONL; built-in are 40 of them."),
+        typer.Option(metavar="FILE", help="Questions to answer, as JSONL; built-in has 40."),
     ] = None,
     window: Annotated[
         int | None, typer.Option(help="Most tokens that are predicted together; by default 512, or the context.")
@@ -63,9 +63,9 @@ def command(
     ] = False,
     running: Running,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the figures.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the figures, no progress.")] = False,
 ) -> None:
-    """Measures the perplexity of a text, the KL from another model, and the accuracy on multiple-choice questions.
+    """Measures perplexity, KL divergence from another model, and accuracy on multiple-choice questions.
 
     Embedding models, rerankers and classifiers are compared with another model on the lines of the text.
     Comparing with a source model needs the extra: pip install 'enginewright\\[export]'.

@@ -44,9 +44,9 @@ def command(
     sampling: Sampling,
     template: Template,
     recipe: ModelRecipe = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without the chat template.")] = False,
     serving: Serving,
-    stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
     quiet: TextOnly = False,
 ) -> None:

@@ -32,14 +32,14 @@ class Asking:
     """Whom the load is for."""
 
     api: Annotated[str, typer.Option(metavar="chat|completions", help="The endpoint of OpenAI's API.")] = "chat"
-    embed: Annotated[bool, typer.Option("--embed", help="Ask for embeddings of texts instead.")] = False
+    embed: Annotated[bool, typer.Option("--embed", help="Request embeddings of texts instead.")] = False
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model's name; default: the server's first.")] = (
         None
     )
     api_key: Annotated[str | None, typer.Option(metavar="KEY|@FILE", help="A key, or a file with it.")] = None
     remote: Annotated[
         bool,
-        typer.Option("--remote", help="The server may be another machine: its owner has permitted this load."),
+        typer.Option("--remote", help="Allow a server on another machine; its owner must permit this load."),
     ] = False
     timeout: Annotated[
         str, typer.Option(metavar="TIME", help="Time without data from the server after which a request has failed.")
@@ -59,9 +59,13 @@ class Coming:
 
     clients: Annotated[
         int | None,
-        typer.Option("--clients", "-c", help="Closed loop: clients, each of which waits for its answer; default 4."),
+        typer.Option(
+            "--clients", "-c", help="Closed loop: number of clients, which wait for their answers; default 4."
+        ),
     ] = None
-    rate: Annotated[float | None, typer.Option(help="Open loop: requests a second, answered or not.")] = None
+    rate: Annotated[float | None, typer.Option(help="Open loop: requests per second, without waiting for answers.")] = (
+        None
+    )
     arrivals: Annotated[
         str,
         typer.Option(metavar="poisson|constant|bursts", help="Distribution of the requests' times in an open loop."),
@@ -96,7 +100,9 @@ class Saying:
     ] = "128"
     answer: Annotated[str, typer.Option(metavar="LENGTH", help="Most tokens of an answer.")] = "64"
     turns: Annotated[str, typer.Option(metavar="LENGTH", help="Turns of a conversation.")] = "1"
-    texts: Annotated[str, typer.Option(metavar="LENGTH", help="Texts of a request with --embed, a prompt each.")] = "1"
+    texts: Annotated[
+        str, typer.Option(metavar="LENGTH", help="Texts per request with --embed, each as long as a prompt.")
+    ] = "1"
     shared_prefix: Annotated[int, typer.Option(help="Tokens that all requests begin with.")] = 0
     prefixes: Annotated[int, typer.Option(help="Number of different beginnings.")] = 1
     leave: Annotated[float, typer.Option(help="Share of clients that leave before the end, such as 0.1.")] = 0.0
@@ -110,14 +116,14 @@ class Saying:
 @grouped
 def command(
     server: Annotated[
-        str, typer.Argument(metavar="URL|BUNDLE", help="A server's address; or a bundle, which is served meanwhile.")
+        str, typer.Argument(metavar="URL|BUNDLE", help="A server's address; or a bundle to serve during the test.")
     ],
     *,
     asking: Asking,
     coming: Coming,
     saying: Saying,
     plot: Annotated[Path | None, typer.Option(help="Draw the times into this SVG file.")] = None,
-    records: Annotated[Path | None, typer.Option(help="Write a line of JSON a request into this file.")] = None,
+    records: Annotated[Path | None, typer.Option(help="Write one JSON line per request into this file.")] = None,
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:

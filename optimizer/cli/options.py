@@ -103,13 +103,13 @@ ModelRecipe = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-TextOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")]
-NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only what is found, and errors.")]
+TextOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the text, not the speed.")]
+NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors, no progress.")]
 
-Threads = Annotated[int, typer.Option(min=0, max=1024, help="Threads; 0 takes one for each core.")]
+Threads = Annotated[int, typer.Option(min=0, max=1024, help="Number of threads; 0 is one for each core.")]
 Ranks = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Processes that run the cpu target's model together, --threads each."),
+    typer.Option(min=1, metavar="N", help="Processes that run the model together, each with --threads threads."),
 ]
 Cut = Annotated[
     str | None,
@@ -118,7 +118,7 @@ Cut = Annotated[
     ),
 ]
 Memory = Annotated[
-    str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; by default a quarter of what is free.")
+    str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; default: a quarter of the free memory.")
 ]
 Target = Annotated[
     str | None,
@@ -188,7 +188,7 @@ class Running:
     provider: Provider = None
     trust: Trust = None
     context: Annotated[
-        int | None, typer.Option(help="Most tokens of a request and its answer; by default the model's.")
+        int | None, typer.Option(help="Most tokens of a prompt and its answer; default: the model's limit.")
     ] = None
     threads: Threads = 0
     ranks: Ranks = None
@@ -204,7 +204,7 @@ class Serving(Running):
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory for snapshots of recurrent layers' states, such as 1GiB; by default a snapshot a request.",
+            help="Memory for snapshots of recurrent layers' states, such as 1GiB; default: one snapshot per request.",
         ),
     ] = None
     prefix_folder: Annotated[
@@ -233,14 +233,14 @@ class Serving(Running):
         str,
         typer.Option(
             metavar="auto|off|lookup|BUNDLE",
-            help="Compute likely tokens ahead, looked up or guessed by a faster bundle. The tokens stay the same. auto "
-            "looks them up on the cpu target.",
+            help="Propose tokens and verify several in one step, with the same answers. lookup proposes earlier text; "
+            "a faster bundle guesses too; auto is lookup on the cpu target.",
         ),
     ] = "auto"
 
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Have the ranks on the machines of a Ray cluster: HOST:PORT, or auto."),
+        typer.Option(metavar="ADDRESS", help="Run the ranks on the machines of a Ray cluster: HOST:PORT, or auto."),
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -273,31 +273,33 @@ class Sampling:
         float | None, typer.Option(help="Drop tokens below this share of the likeliest one; 0 is off.")
     ] = None
     top_n_sigma: Annotated[
-        float | None, typer.Option(help="Drop tokens whose logit is this many deviations below the greatest; 0 is off.")
+        float | None, typer.Option(help="Drop tokens this many standard deviations below the largest logit; 0 is off.")
     ] = None
     xtc_probability: Annotated[
-        float | None, typer.Option(help="The probability of excluding the likeliest tokens but one (XTC); 0 is off.")
+        float | None, typer.Option(help="Probability of dropping all but one of the likeliest tokens (XTC); 0 is off.")
     ] = None
     xtc_threshold: Annotated[
-        float | None, typer.Option(help="The probability from which --xtc-probability excludes a token; default 0.1.")
+        float | None, typer.Option(help="Least probability of a token that XTC may drop; default 0.1.")
     ] = None
     dry_multiplier: Annotated[
         float | None,
-        typer.Option(help="Make repeating a sequence less likely (DRY); 0 is off, 0.8 is usual. More by --param."),
+        typer.Option(
+            help="Make repeating a sequence less likely (DRY); 0 is off, 0.8 is usual. --param sets its details."
+        ),
     ] = None
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Make tokens that were seen already less likely; 1 is off, 1.1 is mild.")
+        float | None, typer.Option(help="Make tokens that have occurred less likely; 1 is off, 1.1 is mild.")
     ] = None
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None
     schema: Annotated[
-        str | None, typer.Option(metavar="FILE|JSON", help="The answer is JSON that meets this JSON schema.")
+        str | None, typer.Option(metavar="FILE|JSON", help="The answer is JSON that follows this JSON schema.")
     ] = None
     regex: Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")] = None
     choice: Annotated[
         list[str] | None, typer.Option(help="The answer is this text, or another --choice; may be repeated.")
     ] = None
-    grammar: Annotated[Path | None, typer.Option(help="A file with a Lark grammar that the answer meets.")] = None
+    grammar: Annotated[Path | None, typer.Option(help="A file with a Lark grammar that the answer follows.")] = None
     param: Annotated[
         list[str] | None,
         typer.Option(

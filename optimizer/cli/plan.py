@@ -36,7 +36,7 @@ def command(
         ),
     ] = None,
     devices: Annotated[
-        Path | None, typer.Option(help="A TOML file with GPUs of your own, written as Enginewright's devices.toml.")
+        Path | None, typer.Option(help="A TOML file with your own GPUs, in the format of Enginewright's devices.toml.")
     ] = None,
     recipe: Annotated[
         list[str] | None,
@@ -71,7 +71,7 @@ def command(
         str | None, typer.Option(metavar="N,...", help="Numbers of ranks, planned in all partitions.")
     ] = None,
     partition: Annotated[
-        str | None, typer.Option(metavar="NAME=N,...", help="One partition alone, such as tensor=4,pipeline=2.")
+        str | None, typer.Option(metavar="NAME=N,...", help="Plan only this partition, such as tensor=4,pipeline=2.")
     ] = None,
     link: Annotated[
         list[str] | None,

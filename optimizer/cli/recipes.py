@@ -15,7 +15,7 @@ EPILOG = "Examples:\n\n  optimize recipes\n\n  optimize recipes int8 > mine.toml
 @reported
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's TOML; none: list them all.")
+        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's TOML; without it, list all recipes.")
     ] = None,
     show: Annotated[str | None, typer.Option("--show", metavar="NAME", help="The same as the argument.")] = None,
     as_json: AsJson = False,

@@ -62,19 +62,19 @@ def command(
     ],
     text: Annotated[
         Path | None,
-        typer.Option("--text", help="Text, or JSONL, to train on; without it, it is sampled from the model."),
+        typer.Option("--text", help="Text, or JSONL, to train on; default: text sampled from the model."),
     ] = None,
     training: Training,
     calibration: Annotated[
         Path | None, typer.Option("--calibration", help="Text, or JSONL, for recipes with calibration.")
     ] = None,
-    threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 leaves it to torch.")] = 0,
+    threads: Annotated[int, typer.Option("--threads", min=0, help="Number of threads; 0 lets torch choose.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the recovery if it exists.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
 ) -> None:
-    """Trains the smaller model that a recipe makes of MODEL to predict as MODEL does.
+    """Trains the smaller model that a recipe makes from MODEL to predict what MODEL predicts.
 
     `optimize export --recovered` exports the result. Ctrl-C writes a checkpoint. Needs the extra: pip install
     'enginewright\\[export]'.

@@ -29,13 +29,14 @@ def command(
     bundle: BundlePath,
     measure: Annotated[bool, typer.Option("--measure", help="Time the bundle's steps now, for some 15 s.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the HTML page to this file; it needs no other.")
+        Path | None,
+        typer.Option("--output", "-o", help="Write the HTML page to this file, which needs no other files."),
     ] = None,
     threads: Threads = 0,
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
-    """Shows the passes, quality, bytes and speed of an export; doesn't change the bundle.
+    """Shows the passes, quality, bytes and speed of an export, without changing the bundle.
 
     Every export writes the page into report/report.html of its bundle.
     """

@@ -29,11 +29,11 @@ def command(
             "--source",
             "-s",
             metavar="MODEL",
-            help="Its folder, GGUF file or Hub id: adds its files' hashes and its licence.",
+            help="The model's folder, GGUF file or Hub id; adds its files' hashes and licence.",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print errors as JSON too; the bill always is.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print errors as JSON too; the bill is always JSON.")] = False,
     quiet: NoProgress = False,
 ) -> None:
     """Writes a bill of materials (CycloneDX 1.6, ML-BOM): model, source, recipe, toolchain, and all files with SHA-256.

@@ -86,20 +86,22 @@ def command(
     *,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="NAME=BUNDLE|MODEL", help="A model with a name of its own."),
+        typer.Option("--model", "-m", metavar="NAME=BUNDLE|MODEL", help="A model under this name."),
     ] = None,
     alias: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=MODEL", help="Another name of a model, with the same engine. May be repeated."),
     ] = None,
     recipe: ModelRecipe = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with these options; flags go before it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with these options; flags override it.")] = None,
     max_requests: Annotated[
-        int | None, typer.Option(help="Requests of a model that run at a time; default 64.")
+        int | None, typer.Option(help="Most requests of a model that run at the same time; default 64.")
     ] = None,
     server: ServerFlags,
     serving: Serving,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print all options as such a file.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all options in the format of --config.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Serves models over HTTP, by the protocols of OpenAI, Anthropic and Ollama, with a chat page and metrics."""

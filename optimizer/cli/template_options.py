@@ -21,7 +21,7 @@ _TAKEN = ("messages", "params", "self")  # arguments of LLM.chat
 class Template:
     """The options of a chat: a system message, tools, and variables of the chat template."""
 
-    system: Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")] = None
+    system: Annotated[str | None, typer.Option(help="A system message before the first prompt.")] = None
     tools: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON file with a list of functions that the model may call.")
     ] = None

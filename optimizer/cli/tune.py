@@ -42,12 +42,12 @@ def command(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no table.")] = False,
 ) -> None:
     """Searches for faster settings on this machine. Results stay the same, bit for bit.
 
-    For the target cpu, BUNDLE.tune.json gets the division of work into tasks. For the target tvm, the bundle gets a
-    library that is compiled with the fastest schedules of products.
+    For the target cpu, it writes the division of work into tasks to BUNDLE.tune.json. For the target tvm, it adds a
+    library with the fastest schedules of products to the bundle.
     """
     from enginewright.optimizer.shared.target_parts import part_for
     from enginewright.plugins.steps.timed_steps import Tune

@@ -47,7 +47,7 @@ def command(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--source", "-s", metavar="MODEL", help="Compare with the folder, GGUF file or Hub id it was made from."
+            "--source", "-s", metavar="MODEL", help="Compare with the source: its folder, GGUF file or Hub id."
         ),
     ] = None,
     lora: Annotated[
@@ -55,18 +55,20 @@ def command(
         typer.Option(
             "--lora",
             metavar="FOLDER[=WEIGHT]",
-            help="An adapter of --source that was merged at the export, as there; may be repeated.",
+            help="An adapter of --source that the export merged; may be repeated.",
         ),
     ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
             metavar="BUNDLE|MODEL",
-            help="Is it as good as this, an older build or a source? Exits with 16 if not, 18 if the speed is unclear.",
+            help="Compare with an older build or a source. Exits with 16 if the bundle is worse, with 18 if the speed "
+            "is unclear.",
         ),
     ] = None,
     budget: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML: how much worse than --against the bundle may be.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A TOML file that says how much worse than --against the bundle may be."),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -87,12 +89,14 @@ def command(
     trust: Trust = None,
     threads: Threads = 0,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no text if all is well.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no progress, and nothing if all is well.")
+    ] = False,
 ) -> None:
-    """Checks the hash of every file of a bundle, and its programs; with --source also what they compute.
+    """Checks the hashes of a bundle's files, and its programs; with --source also the targets' results.
 
-    With --against: what it predicts, its size, speed and memory, beside those of an older build or of the source.
-    Code that the bundle carries for some targets isn't run: pass --trust code for that.
+    With --against, compares predictions, size, speed and memory with an older build or the source.
+    Runs code in the bundle (for some targets) only with --trust code.
     Comparing with a source needs the extra: pip install 'enginewright\\[export]'.
     """
     of_against = {"--budget": budget, "--prompt": prompts, "--junit": junit, "--threads": threads or None}

@@ -57,9 +57,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         dict[str, Any],
         Option("Arguments of LLM for each model; threads and memory are divided among them.", _FILE, restart=True),
     ] = {}
-    host: Annotated[
-        str, Option("Address to listen at; the default is reached by this machine alone.", restart=True)
-    ] = "127.0.0.1"
+    host: Annotated[str, Option("Address to listen on; only this machine reaches the default.", restart=True)] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, Meta(ge=0, le=65535), Option("Port; 0 takes a free one.", ("", "-p"), restart=True)] = 8000
     api_keys: Annotated[
         str | None, Option("A TOML file of keys (hashed), their tenants and quotas.", metavar="PATH", restart=True)
@@ -67,7 +67,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     allowed_hosts: Annotated[
         list[str],
         Option(
-            "A name that a request's Host header may have besides the address; * is any. May be repeated.",
+            "Another name than the address that a Host header may have; * is any. May be repeated.",
             ("--allowed-host",),
         ),
     ] = []
@@ -76,28 +76,28 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Option("A site whose pages may send requests (CORS), as https://example.org; * is any.", ("--allowed-origin",)),
     ] = []
     insecure: Annotated[bool, Option("Allow a host that other machines reach, without keys.")] = False
-    tls_certificate: Annotated[str | None, Option("A certificate (PEM): HTTPS.", metavar="PATH", restart=True)] = None
+    tls_certificate: Annotated[
+        str | None, Option("A certificate (PEM), which enables HTTPS.", metavar="PATH", restart=True)
+    ] = None
     tls_key: Annotated[str | None, Option("The certificate's key (PEM).", metavar="PATH", restart=True)] = None
-    max_waiting: Annotated[
-        Positive, Option("Most requests of a model that wait, besides those that run; more get 429.")
-    ] = 256
+    max_waiting: Annotated[Positive, Option("Most waiting requests of a model; further requests get 429.")] = 256
     max_texts: Annotated[
-        Positive, Option("Most texts, or pairs of texts, of a request for embeddings, scores or classes.")
+        Positive, Option("Most texts, or pairs of texts, in a request for embeddings, scores or classes.")
     ] = 2048
     max_body: Annotated[Positive, Option("Most bytes of a request's body.")] = 16 << 20
     max_held: Annotated[
         Positive,
-        Option("Most bytes of bodies in memory until their answers end; the first 64 KiB of each don't count."),
+        Option("Most bytes of all bodies until their answers end, without the first 64 KiB of each."),
     ] = 128 << 20
     max_tenant_held: Annotated[
-        Positive, Option("The same limit for the bodies of one tenant, where keys are needed.", _FILE)
+        Positive, Option("The limit max_held for each tenant, where keys are needed.", _FILE)
     ] = 64 << 20
     max_connections: Annotated[Positive, Option("Most open connections.")] = 1024
     max_tenant_connections: Annotated[
-        Positive, Option("Most open connections of one tenant, where keys are needed.", _FILE)
+        Positive, Option("Most open connections of each tenant, where keys are needed.", _FILE)
     ] = 512
     max_loaded: Annotated[
-        Count, Option("Models loaded at a time; 0 is all. An idle one is unloaded for another.", restart=True)
+        Count, Option("Most loaded models; 0 is all. An idle model is unloaded for another.", restart=True)
     ] = 0
     idle_seconds: Annotated[
         Seconds,
@@ -107,21 +107,19 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         20.0
     )
     body_seconds: Annotated[Seconds, Option("Most time that a client takes to send a body.", _FILE)] = 60.0
-    body_rate: Annotated[
-        Count, Option("Least bytes of a body that a client sends each second, after 10 seconds; 0 is any.", _FILE)
-    ] = 4096
+    body_rate: Annotated[Count, Option("Least bytes per second of a body, after 10 seconds; 0 is any.", _FILE)] = 4096
     stall_seconds: Annotated[
-        Seconds, Option("Most time that a client may read nothing, or hardly anything, of its answer.", _FILE)
+        Seconds, Option("Most time for which a client may read hardly anything of its answer.", _FILE)
     ] = 60.0
-    request_seconds: Annotated[Seconds, Option("Most seconds of an answer; 0 is any.")] = 0.0
+    request_seconds: Annotated[Seconds, Option("Most seconds for an answer; 0 is any.")] = 0.0
     drain_seconds: Annotated[Seconds, Option("Most seconds that running requests get when the server stops.")] = 30.0
     keep_alive_seconds: Annotated[
-        Seconds, Option("Time between two comments in a stream that has nothing else.", _FILE)
+        Seconds, Option("Time between two comments in a stream without other data.", _FILE)
     ] = 15.0
     step_seconds: Annotated[
         Seconds,
         Option(
-            "Time of a step after which its engine is killed, if it is also 20 times the expected time.",
+            "Duration of a step after which its engine is killed, if 20 times the expected duration is over too.",
             _FILE,
             restart=True,
         ),
@@ -132,25 +130,29 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     splice: Annotated[
         bool,
         Option(
-            "In a later turn, reuse the token ids that an answer was generated as, not those of its text.",
+            "In a later turn, reuse the generated token ids of an answer instead of tokenizing its text.",
             ("--splice/--no-splice",),
         ),
     ] = True
     log_json: Annotated[bool, Option("Write logs as JSON, one line per request.", restart=True)] = False
     tenant_metrics: Annotated[
         Count,
-        Option("Show the usage of up to N tenants in /metrics, and of the others together.", metavar="N", restart=True),
+        Option("Show the usage of up to N tenants in /metrics, and the sum of the others.", metavar="N", restart=True),
     ] = 0
     otlp: Annotated[
         str | None,
         Option(
-            "Send spans of requests there (OpenTelemetry): http://HOST:4318/v1/traces.", metavar="URL", restart=True
+            "Send spans of requests (OpenTelemetry) to this address: http://HOST:4318/v1/traces.",
+            metavar="URL",
+            restart=True,
         ),
     ] = None
-    any_model: Annotated[bool, Option("Answer requests for an unknown model by the first one.")] = False
+    any_model: Annotated[bool, Option("Answer requests for an unknown model with the first model.")] = False
     unknown_fields: Annotated[
         Literal["refuse", "ignore"],
-        Option("An unknown field of a body gets 400, or is named in the answer's header.", metavar="refuse|ignore"),
+        Option(
+            "Answer an unknown field of a body with 400, or ignore it and name it in a header.", metavar="refuse|ignore"
+        ),
     ] = "refuse"
     replicas: Annotated[
         Count, Option("Engines of each model on Ray Serve; 0 is one engine, without Ray.", restart=True)
@@ -159,16 +161,16 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Count, Option("Most engines of each model under load; 0 is always --replicas.", restart=True)
     ] = 0
     target_requests: Annotated[
-        float, Meta(gt=0), Option("Requests of a replica beyond which another one is started.", restart=True)
+        float, Meta(gt=0), Option("Requests per replica above which another replica is started.", restart=True)
     ] = 16.0
     ray: Annotated[
         str,
-        Option('Ray of replicas: "local" starts it here; HOST:PORT or "auto" join a cluster.', _FILE, restart=True),
+        Option('Ray for replicas: "local" starts it here; HOST:PORT or "auto" joins a cluster.', _FILE, restart=True),
     ] = "local"
     routing: Annotated[
         Policy,
         Option(
-            "Choice of a replica: prefix (its cache has most of the prompt), load or round-robin.",
+            "Choice of a replica: by prefix (its cache has most of the prompt), load or round-robin.",
             metavar="NAME",
             restart=True,
         ),
