@@ -66,7 +66,7 @@ class Budget(Section):
 
 
 def read_budget(file: str | Path, default: Budget = Budget()) -> Budget:
-    """Returns the budget of a TOML file; ``default`` has missing values."""
+    """Reads a budget from a TOML file. Missing values are those of ``default``."""
     try:
         limits = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES, piped=True).decode())
         return Budget.model_validate(default.model_dump() | limits)
@@ -88,7 +88,10 @@ _REASONS = {"bool_type": "it must be true or false", "float_type": "it must be a
 
 
 def default_budget(bundle: Bundle, *, source: bool) -> Budget:
-    """Returns the budget if there is no file: a build must equal the one before, except for rounding."""
+    """Returns the budget that is used without a file: a build must equal the one before, except for rounding.
+
+    ``source``: True if the bundle is compared with its source.
+    """
     recipe = recipe_of(bundle)
     if not source or recipe.exact:
         return Budget()
@@ -150,7 +153,7 @@ def shown(check: Check) -> str:
 
 
 def limit_of(check: Check) -> str:
-    """Returns the limit in words."""
+    """Returns the limit of a check as text, such as "at most 1.02"."""
     if isinstance(check.limit, str) or check.limit is None:
         return check.limit or ""
     return "no limit" if math.isinf(check.limit) else f"at {'least' if check.least else 'most'} {number(check.limit)}"

@@ -21,17 +21,20 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent
 from .build_budget import Budget, Check, Outcome
 
 PROMPT_TOKENS, DECODE_STEPS = 128, 16
-"""Tokens of the prompt, and behind it; steps of a pair."""
+"""The tokens of the timed prompt, and the decode steps after it that a pair of timings has."""
 
 ROUNDS = (10, 20, 40)
-"""Pairs of timings after which the intervals are looked at. With 10, the interval can be bounded at all: see
-``SpeedPairs.interval``. Few looks keep the chance of a false failure low."""
+"""The numbers of timed pairs after which the interval is computed, and measuring may stop.
+
+With fewer than 10 pairs the interval has no bounds: see ``SpeedPairs.interval``. There are few such checks, so that the
+chance of a false failure stays low.
+"""
 
 MOST_SECONDS = 120.0
-"""No further round of pairs is measured after this time."""
+"""The seconds after which no further round of pairs begins."""
 
 TAIL = 1e-3
-"""The chance that the median ratio is below the interval, and the chance that it is above."""
+"""The chance that the true median ratio is below the interval. The chance that it is above is the same."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ class SpeedPairs:
 
     @staticmethod
     def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Returns bounds of the median ratio of pairs; it is below them, and above them, with a chance of ``TAIL``.
+        """Returns an interval for the median ratio of pairs, with a chance of ``TAIL`` on each side that it is outside.
 
-        They are order statistics of the ratios, as in the sign test (Conover, Practical Nonparametric Statistics, 3.2):
-        no distribution of the times is assumed, and a few pairs that something disturbed don't move them. With fewer
-        than 10 pairs the bounds are 0 and infinity.
+        The bounds are order statistics of the ratios, as in the sign test (Conover, Practical Nonparametric Statistics,
+        3.2). No distribution of the times is assumed, and a few disturbed pairs don't move them. With fewer than 10
+        pairs the bounds are 0 and infinity.
         """
         ratios = sorted(new / older for new, older in pairs)
         count, chance, outside = len(ratios), 0.0, 0
@@ -62,7 +65,7 @@ class SpeedPairs:
 
 
 Settled = Callable[[SpeedPairs], bool]
-"""A function that returns whether more pairs would change no outcome."""
+"""A function that returns True if more pairs would change no outcome."""
 
 
 def measure_speed(
@@ -101,7 +104,10 @@ def measure_speed(
 
 
 def _pairs(times: Sequence[tuple[list[float], list[float]]]) -> SpeedPairs:
-    """Pairs the times of both bundles, each of which has those of prompts and those of steps."""
+    """Pairs the times of two bundles.
+
+    ``times``: for each bundle, its times of prompts and its times of decode steps.
+    """
     (prefill, decode), (prefill_older, decode_older) = times
     return SpeedPairs(tuple(zip(prefill, prefill_older, strict=True)), tuple(zip(decode, decode_older, strict=True)))
 

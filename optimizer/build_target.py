@@ -23,7 +23,7 @@ def build_target(
 
     Args:
         path: the bundle.
-        target: the target's name; None for the first that can be built so.
+        target: the target's name; None for the first one that is built in this way.
         trust: as for ``LLM``; builds may run the bundle's kernels.
         again: True also rebuilds existing engines, for example for another GPU.
         progress: called with the stages "hash" (in bytes) and "build" (engines).

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetCheck:
-    """The check of one target.
+    """The result of checking one target.
 
     Attributes:
         why_not: the reason why it wasn't run here; None if it was.
@@ -60,9 +60,10 @@ class TargetCheck:
 
 @dataclass(frozen=True)
 class BundleCheck:
-    """The check of an intact bundle: ``bytes`` of ``files`` were hashed.
+    """The result of checking an intact bundle.
 
     Attributes:
+        files, bytes: the hashed files, and their size.
         source: the source that targets were compared with; None for none.
         outdated: the reason why the bundle should be exported again; None if there is none.
     """

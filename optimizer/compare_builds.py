@@ -53,10 +53,13 @@ if TYPE_CHECKING:
     from enginewright.optimizer.bisect.layer_divergence import LayerDivergence
 
 ANSWER_TOKENS = 32
-"""Tokens behind each prompt that are compared as well."""
+"""The number of tokens after each prompt that are compared too."""
 
 LAYER_TOKENS = 64
-"""Tokens, of the first prompts, on which layers are compared: each run computes them once for every layer."""
+"""The number of tokens, from the first prompts, on which layers are compared.
+
+Each run computes them for every layer.
+"""
 
 MEMORY_CONTEXT = 4096
 """The longest request whose memory is counted, in tokens."""
@@ -178,7 +181,7 @@ class BuildComparison:
         return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
     def _why(self, check: Check) -> str:
-        """Returns the facts that help to explain a failed check, one a line."""
+        """Returns the facts that help to explain a failed check, one per line."""
         lines = [f"{check.name}: {shown(check)}", check.detail]
         if check.name.startswith(("kl", "tokens_changed")):
             lines += [f"{one.where}: token {one.first}: {one.expected} became {one.found}" for one in self.changed]

@@ -116,7 +116,7 @@ class BucketPlan(Record, frozen=True, kw_only=True):
 
     @property
     def most_padding(self) -> int:
-        """The most tokens of padding of a step, from the largest gap between two sizes of a kind."""
+        """The most padding tokens of a step. They follow from the largest gap between two sizes of a kind."""
         return max(above - below - 1 for kind in KINDS for below, above in pairwise((0, *self.sizes(kind))))
 
     def to_json(self) -> str:

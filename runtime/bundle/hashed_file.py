@@ -20,8 +20,10 @@ from .regular_file import open_regular
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCK = 4 << 20
-"""Bytes that go to the system at a time, at multiples of that: it then keeps them in huge pages (2 MB), where the file
-system can, and whoever maps the file reads it faster."""
+"""Bytes that are written at a time, at multiples of that size.
+
+The system then stores them in huge pages (2 MB) if the file system can, so that the mapped file is read faster.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class Mark:
 
 
 class HashedFile:
-    """A new file whose hash is computed while it is written. Errors name the path ``shown``, as the file is renamed
-    later.
+    """A new file whose hash is computed while it is written.
+
+    Errors name the path ``shown``, because the file is renamed later.
     """
 
     def __init__(self, path: Path, shown: Path) -> None:

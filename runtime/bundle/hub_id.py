@@ -28,7 +28,7 @@ _ID = re.compile(rf"(?P<repository>{_NAME}/{_NAME})(?:@(?P<revision>[^@:\s]+))?(
 _GGUF = ".gguf"
 _FILES = (_GGUF, ".safetensors", ".bin", ".bundle", ".json")
 _FOLDER_FILES = ("config.json", "adapter_config.json", "model.safetensors", "model.safetensors.index.json")
-"""Files that make a folder a model's, whole or not."""
+"""Files by which a folder is recognized as a model's, even if it is incomplete."""
 
 
 @dataclass(frozen=True)

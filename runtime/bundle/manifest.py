@@ -22,9 +22,9 @@ from ..shared.records import Count, R, Record, Sha256, read
 from . import MANIFEST_PATH
 
 FORMAT_VERSION = 2
-"""The only one that is read: version 1 was never released."""
+"""The only version that can be read. Version 1 was never released."""
 REPORT_FOLDER = "report/"
-"""Measurements and times: neither listed in ``files`` nor hashed."""
+"""The folder of measurements and times. Its files are neither listed in ``files`` nor hashed."""
 
 
 _OWN_HASH = "sha256"
@@ -51,7 +51,7 @@ _LOOKUPS = ("embedding", "quantized_embedding")
 _LARGEST = 2**31 - 1
 TokenId = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Size = Annotated[int, Meta(ge=1, le=_LARGEST)]
-"""Steps have tokens and positions in 32 bits."""
+"""A size of a model. Tokens and positions of steps are 32-bit integers."""
 
 
 class ModelSection(Record, frozen=True, kw_only=True):

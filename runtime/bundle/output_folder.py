@@ -24,10 +24,13 @@ from .regular_file import MOST_JSON_BYTES, open_regular, read_regular
 from .tokenizer_files import TOKENIZER_FOLDER
 
 _REPORTS = frozenset(f"{REPORT_FOLDER}{name}" for name in ("report.json", "diffs.json", "report.html", "recipe.toml"))
-"""Files that an export writes to the folder of reports, and no manifest lists."""
+"""The files in the folder of reports that an export writes. No manifest lists them."""
 
 _PLACES = re.compile(rf"(?:weights/|{TOKENIZER_FOLDER}).+|model(?:\.[a-z0-9]+)?\.onnx")
-"""The files that an export writes outside of targets' folders. Other files are recognized by their hash."""
+"""The paths outside of targets' folders at which an export writes files.
+
+Files elsewhere must have their listed hash.
+"""
 
 _LEFT_BY_BUILD = re.compile(r"targets/[^/]+/\.[^/]+\.\d+\.partial")
 """The folders that a killed ``optimize build`` leaves."""
@@ -85,10 +88,10 @@ def output_place(output: str | os.PathLike[str], inputs: Inputs, error: type[Eng
 
 
 def why_not_a_bundle(folder: Path) -> str | None:
-    """Returns why a new bundle must not replace a folder, as a phrase to follow its name; None if it may.
+    """Returns the reason why a new bundle must not replace a folder, as a phrase that follows its name; None if it may.
 
     It may replace a bundle of any version if nobody has edited the manifests, and every file is listed in a manifest or
-    is a report of an export. Listed files may be missing or damaged; but a file at a path that no export writes must
+    is a report of an export. Listed files may be missing or damaged. But a file at a path that no export writes must
     have the listed hash, because it could belong to the user.
     """
     if folder.is_symlink() or not folder.is_dir():
@@ -119,7 +122,7 @@ def why_not_a_bundle(folder: Path) -> str | None:
 
 
 def _is(path: Path, listed: FileSection) -> bool:
-    """Returns True if the file at ``path`` has the listed hash."""
+    """Returns True if the file at ``path`` has the hash of its entry ``listed``."""
     try:
         with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == listed.sha256
@@ -128,7 +131,7 @@ def _is(path: Path, listed: FileSection) -> bool:
 
 
 def bundle_around(path: Path) -> Path | None:
-    """Returns the bundle that contains ``path``, whose links must be resolved; None if there is none."""
+    """Returns the bundle that contains ``path``, a path without links; None if no bundle does."""
     for folder in path.parents:
         try:
             Manifest.from_json(read_regular(folder / MANIFEST_PATH, most=MOST_JSON_BYTES))
@@ -168,7 +171,10 @@ def files_in(folder: Path) -> Iterator[str]:
 
 
 def _resolved(text: str) -> Path:
-    """Returns the absolute path with the links of its parents resolved. A last part of ".." is resolved too."""
+    """Returns the absolute path for ``text``, with the links of its parents resolved.
+
+    A last part of ".." is resolved too.
+    """
     text.encode()
     path = Path(text)
     if path.name in ("", ".."):

@@ -54,13 +54,13 @@ DECODE = "decode"
 """The entry that answers requests; every target that runs programs has it."""
 
 _OLDER_PROGRAM = "program.json"  # the decode entry of bundles whose programs are older than version 7
-"""The lowered program in the folder of a target that starts from one."""
+"""The file name of the program of the entry ``decode`` in bundles whose programs are older than version 7."""
 
 Load = Literal["map", "read"]
-"""The way of weights into memory: mapped from their files, or copied."""
+"""The way in which weights get into memory: mapped from their files ("map"), or copied ("read")."""
 
 CODE = "code"
-"""The value of ``trust`` with which the bundle's code may run, whoever made it."""
+"""The value of ``trust`` that allows the code of any bundle to run."""
 
 _HASH_CHUNK = 1 << 22
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -218,11 +218,11 @@ class Bundle:
         return program
 
     def program_file(self, name: str) -> str:
-        """Returns the path in the bundle of the program of a target's decoder."""
+        """Returns the path, in the bundle, of the program of the entry ``decode`` of target ``name``."""
         return self._program_paths(name).get(DECODE, program_path(name, DECODE))
 
     def _program_paths(self, name: str) -> dict[str, str]:
-        """Returns the path of each entry's program."""
+        """Returns entry -> the path of its program, for the target ``name``."""
         folder, older = f"{target_folder(name)}/programs/", f"{target_folder(name)}/{_OLDER_PROGRAM}"
         listed = [path for path in self.files if path.startswith(folder) and path.endswith(".json")]
         paths = {path.removeprefix(folder).removesuffix(".json"): path for path in listed}
@@ -336,10 +336,9 @@ class Bundle:
         weakref.finalize(self, self._beside.stop)
 
     def weights_hashed(self, seconds: float | None) -> bool:
-        """Waits up to ``seconds`` for ``hash_weights_beside``, without limit if None; returns True if all weights are
-        hashed.
+        """Waits until ``hash_weights_beside`` has hashed all weights, or for ``seconds`` (None: without limit).
 
-        Raises BundleError as ``check_unchanged`` does.
+        Returns True if all are hashed. Raises BundleError as ``check_unchanged`` does.
         """
         done = self._beside is not None and self._beside.wait(seconds)
         self.check_unchanged()

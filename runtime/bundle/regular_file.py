@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 MOST_JSON_BYTES = 64 << 20
-"""The most bytes of a manifest, an index, a program or a report. Those of a model of 70 layers have 1 MB."""
+"""The most bytes of a manifest, an index, a program or a report. A model with 70 layers has files of 1 MB."""
 MOST_TEXT_BYTES = 512 << 20
 """The most bytes of a tokenizer, or of a text that is read whole. The largest tokenizers in use have 35 MB."""
 

@@ -48,8 +48,11 @@ from .manifest import BundlePath, parse_versioned
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 
 FORMAT_VERSION = 8
-"""2 added sparse32, 3 nibbles, 4 fp8, 5 stored_as, 6 planes32 and blocks of scales, 7 integers of 2 and 3 bits, 8
-codebooks. An index says the least that has all its layouts and types, so that older readers open it."""
+"""The newest version of the index.
+
+2 added sparse32, 3 nibbles, 4 fp8, 5 stored_as, 6 planes32 and blocks of scales, 7 integers of 2 and 3 bits, 8
+codebooks. An index has the lowest version with all its layouts and types, so that older readers open it.
+"""
 INDEX_PATH = "weights/index.json"
 ALIGNMENT = 64
 
@@ -69,7 +72,7 @@ _SINCE: dict[str, int] = {
     "blocks16": 6,
     **{f.dtype if f.layout else name: f.since for name, f in FORMATS.items()},
 }
-"""The version of the index that added a layout, a type or a format that no kernel reads; 1 had the others."""
+"""Layout, type or stored format -> the version of the index that added it; version 1 had those that aren't listed."""
 
 
 class SourceRows(Record, frozen=True, kw_only=True):
@@ -113,7 +116,7 @@ class TensorEntry(Record, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The type of the stored values, or the format in which they are stored."""
+        """The name of the format in which the values are stored; their type if they are stored as they are."""
         return self.stored_as or self.dtype
 
     @property
@@ -166,7 +169,7 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
         return _layout_problem(tensor) or _format_problem(tensor) or self._place_problem(tensor)
 
     def _place_problem(self, tensor: TensorEntry) -> str | None:
-        """Returns how a tensor's bytes contradict its shape or its blob; None if they don't."""
+        """Returns a message if a tensor's bytes contradict its shape or its blob; None if they don't."""
         if tensor.bytes != (expected := stored_bytes(tensor.shape, tensor.layout, tensor.dtype, tensor.stored_as)):
             return f"bytes is {tensor.bytes}, but {tensor.kind} {list(tensor.shape)} in {tensor.layout} has {expected}"
         if tensor.blob >= len(self.blobs):
@@ -178,7 +181,7 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
 
 
 def _layout_problem(tensor: TensorEntry) -> str | None:
-    """Returns how a tensor's layout contradicts its shape or type; None if it doesn't."""
+    """Returns a message if a tensor's layout contradicts its shape or type; None if it doesn't."""
     if tensor.layout not in ("rows", "nibbles") and len(tensor.shape) not in (2, 3):
         return f"layout {tensor.layout} needs two dimensions or three, shape is {list(tensor.shape)}"
     if tensor.layout != "rows" and tensor.dtype not in _DTYPES_OF[tensor.layout]:
@@ -191,7 +194,7 @@ def _layout_problem(tensor: TensorEntry) -> str | None:
 
 
 def _format_problem(tensor: TensorEntry) -> str | None:
-    """Returns how the format in which a tensor is stored contradicts its type or shape; None if it doesn't."""
+    """Returns a message if the format in which a tensor is stored contradicts its type or shape; None if it doesn't."""
     if tensor.stored_as is None:
         return None
     stored = FORMATS[tensor.stored_as]
@@ -310,9 +313,7 @@ def _levels(dtype: Dtype | None) -> npt.NDArray[np.int8] | None:
 
 
 def _planes(dtype: Dtype) -> tuple[int, int, int]:
-    """Returns the low bits of a value, the bits in the plane after them, and the number of groups of 8 k in a
-    piece.
-    """
+    """Returns (low bits of a value, bits in the plane that follows, number of groups of 8 k in a piece) of a type."""
     bits = DTYPES[dtype].bits
     first = 4 if bits > 4 else 2
     return first, bits - first, 1 + bits % 2
@@ -438,14 +439,14 @@ def unpack_blocks(stored: Array, shape: tuple[int, ...], storage: Storage) -> np
 
 
 _EXPANDED_ELEMENTS = 1 << 17
-"""Elements that are expanded at a time: no second copy of a weight is made in memory."""
+"""The number of elements that are expanded at a time, so that memory never holds a weight twice."""
 
 
 def expand(stored: Array, entry: TensorEntry, into: npt.NDArray[np.uint8]) -> None:
     """Expands rows of a tensor from the format ``stored_as`` to the type and layout that kernels read.
 
     Args:
-        stored: the blocks of these rows, as bytes. The first row begins a matrix, or a panel of 32 rows.
+        stored: the blocks of these rows, as bytes. The first row is the first of a matrix or of a panel of 32 rows.
         entry: the tensor; its ``shape`` may be that of these rows alone.
         into: the result; it has as many bytes as the rows in their layout.
     """

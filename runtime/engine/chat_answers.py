@@ -79,8 +79,9 @@ class ChatAnswers:
         return self.schema is None and self.choice in ("auto", "none") and not (limited and self.choice == "auto")
 
     def held(self, params: SamplingParams, tokenizer: Tokenizer, prompt: Sequence[int]) -> SamplingParams:
-        """Returns ``params`` with the grammar of the answer; unchanged if the options restrict nothing. Raises
-        RequestError.
+        """Returns ``params`` with the grammar that the options require; unchanged if they restrict nothing.
+
+        Raises RequestError.
         """
         if self.free:
             return params

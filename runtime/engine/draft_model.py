@@ -39,9 +39,12 @@ from ..text.tokenizer import Tokenizer
 from .proposer_setup import ProposerSetup
 
 CHUNK = 256
-"""Most tokens that it catches up on between two steps of the first model."""
+"""The most tokens of a request that the draft model computes between two steps of the target model to catch up."""
 _TRIED = 16
-"""Steps after which its time is believed; before that they count as free, so that they are tried."""
+"""The number of steps from which on the measured time is used.
+
+Before that, steps count as free, so that they are tried.
+"""
 
 
 @dataclass(eq=False)
@@ -109,7 +112,9 @@ class DraftModel(TimedProposer):
         return lacking * self.seconds(DRAFT_ROWS) / DRAFT_ROWS if lacking > DRAFT_ROWS else 0.0
 
     def takes(self, request: Generation) -> bool:
-        """Returns False if the request's token rules change with each token: the draft model can't follow them."""
+        """Returns False for a request whose token rules change with each token, as the draft model can't follow
+        them.
+        """
         return request.rules is None or not request.rules.changing
 
     def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
@@ -287,7 +292,13 @@ def open_draft(setup: ProposerSetup) -> DraftModel | None:
 
 
 def _disagreement(bundle: Bundle, draft: Bundle, tokenizer: TokenizerFiles) -> str | None:
-    """Returns how the vocabularies of two bundles differ, in size or in a token's text; None if they agree."""
+    """Returns a message about a difference of two vocabularies, in size or in a token's text; None if they are equal.
+
+    Args:
+        bundle: the target model's bundle.
+        draft: the draft model's bundle.
+        tokenizer: the tokenizer of the target model.
+    """
     sizes = draft.model.vocab_size, bundle.model.vocab_size
     if sizes[0] != sizes[1]:
         return f"{sizes[0]} tokens, and {sizes[1]} there"

@@ -61,8 +61,8 @@ class Engine:
     def step(self) -> list[Request]:
         """Submits a step and completes the oldest submitted one; returns the requests that got tokens or logits.
 
-        Finished requests are among them. With an executor that has one step in flight, it is the same step. With
-        several, the list is empty until enough steps are in flight.
+        Finished requests are among them. If the executor has one step in flight, the submitted step is completed at
+        once. If it has several, the list is empty until enough steps are in flight.
 
         Raises:
             FailedRequestError: the work for some requests failed, such as a step without enough memory. The caller must
@@ -91,7 +91,7 @@ class Engine:
         return self.scheduler.commit(first, output)
 
     def _fail_step(self, batch: Batch, cause: CapacityError) -> NoReturn:
-        """Raises FailedRequestError for all requests of a step that there wasn't enough memory for."""
+        """Raises FailedRequestError for all requests of a step, because the step had too little memory."""
         self.scheduler.give_up(batch)
         error = CapacityError(f"the engine failed at a step: {cause.message}", hint=cause.hint)
         error.__cause__ = cause

@@ -8,7 +8,7 @@ import os
 from ..bundle.hub_id import check_there, is_model
 
 _EXPORTER = "enginewright.optimizer.cli.exported"
-"""The module that exports a model into the cache. It is loaded by its name, for models alone: it needs PyTorch."""
+"""The module that exports a model into the cache. It needs PyTorch, so it is imported by name, and only for models."""
 
 
 def exported(model: str | os.PathLike[str], recipe: str | os.PathLike[str] | None) -> str | os.PathLike[str]:

@@ -45,16 +45,18 @@ _OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("buckets", "prefix_cache"), _FLAG),
     "verify": ((bool, type(None)), "True, False or None"),
 }
-"""Option of LLM -> its type, and the description of the type in errors."""
+"""Option of LLM -> its types, and their description in errors."""
 
 MOST_DAYS = 1_000_000
 MOST_RANK_SECONDS = 1e9
 
 RUNS_SECONDS = 8e-3
-"""``SchedulerConfig.runs_seconds``: a reader doesn't notice so short a wait, and steps that take half of it or more run
-once each."""
+"""The value of ``SchedulerConfig.runs_seconds``. A reader of a stream doesn't notice such a short delay.
+
+Steps that take at least half of it run once each.
+"""
 OFFLINE_PROMPT = 2048
-"""Most tokens of prompts in a step, where nobody waits for single tokens."""
+"""The most prompt tokens of a step with the policy "offline", where nobody waits for single tokens."""
 
 
 def check_options(**given: object) -> None:
@@ -143,7 +145,10 @@ def scheduler_config(
 
 
 def of_whole_texts(config: SchedulerConfig, speculate: object) -> SchedulerConfig:
-    """Returns the limits for a model that computes texts whole, and draws no tokens. Raises RequestError."""
+    """Returns the limits without speculation, for a model that computes texts whole.
+
+    Raises RequestError if ``speculate`` asks for speculation.
+    """
     if speculate not in ("auto", None):
         raise RequestError(
             f"speculate: {shown(speculate)}, and the model draws no tokens to propose", hint="Leave it out."

@@ -484,8 +484,9 @@ class LLM:
         self._loop.submit(listener, *prepared.requests)
 
     def after_step(self, call: Callable[[], None]) -> None:
-        """Sets a function that the engine's thread calls after each step, once listeners have all pieces. It must be
-        quick.
+        """Sets a function that the engine's thread calls after each step, when the listeners have all pieces.
+
+        It must be quick.
         """
         self._loop.after_step = call
 
@@ -497,8 +498,9 @@ class LLM:
             self._loop.abort(request)
 
     def pulse(self) -> Pulse:
-        """Returns the engine's load and the duration of its step without waiting for the step, as a watchdog
-        needs it.
+        """Returns the engine's load and the duration of the current step.
+
+        It doesn't wait for the step, for use by watchdogs.
         """
         return Pulse.measured(self._loop)
 

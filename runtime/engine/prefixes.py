@@ -66,8 +66,9 @@ def opened_tier(executor: Executor, cache: CacheManager, folder: str | os.PathLi
 
 
 def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
-    """Writes the cached blocks of a request's prompt to ``disk``; returns the number of tokens that ``disk``
-    then has.
+    """Writes the cached blocks of a request's prompt to ``disk``.
+
+    Returns the number of the prompt's first tokens that ``disk`` has then.
     """
     assert cache.index is not None
     size = cache.index.block_size
@@ -80,10 +81,10 @@ def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
 
 
 def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
-    """Reads the blocks of a request's prompt from ``disk`` into the pool; returns the number of its tokens that are
-    cached.
+    """Reads the blocks of a request's prompt from ``disk`` into the pool.
 
-    Nothing is written to ``disk``. Blocks that are evicted to make room go to the engine's own folder, if it has one.
+    Returns the number of the prompt's first tokens that are cached then. Nothing is written to ``disk``. Blocks that
+    are evicted to make room go to the engine's own folder, if it has one.
     """
     try:
         if not cache.begin(Candidate(request, disk=disk)):

@@ -15,7 +15,10 @@ PROPOSERS: dict[str, Callable[[ProposerSetup], Proposer | None]] = {
     PastAnswers.name: lambda setup: PastAnswers(),
     "model": open_draft,
 }
-"""A proposer's name -> what opens it; None where ``setup`` asks for none. Of equal proposals the first row's counts."""
+"""Name of a proposer -> the function that opens it, or returns None if the settings don't ask for it.
+
+Of equal proposals, that of the first row is used.
+"""
 
 
 def open_proposers(setup: ProposerSetup) -> tuple[tuple[Proposer, ...], int | None]:

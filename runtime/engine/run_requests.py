@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 Event = StreamPiece | EnginewrightError
 Advance = Callable[[int, bool], None]
-"""A function that is called with the number of new tokens, and True if a request has ended."""
+"""A function that moves the progress bar. Its arguments: the number of new tokens, and True if a request has ended."""
 
 MANY_PROMPTS = 8
-"""Prompts from which on a bar is shown on a terminal, unless ``progress`` says otherwise."""
+"""The number of prompts from which on a terminal shows a bar, if ``progress`` is None."""
 
 
 def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | None = False) -> None:
@@ -126,8 +126,9 @@ async def _astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[
 
 
 def results(tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Result]:
-    """Returns the results of tasks whose requests have ended, in order. With ``raise_errors``, raises the first one's
-    error.
+    """Returns the results of tasks whose requests have ended, in order.
+
+    With ``raise_errors``, raises the first error.
     """
     failed = next((one.error for one in tasks if one.error is not None), None)
     if failed is not None and raise_errors:
@@ -136,11 +137,13 @@ def results(tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Resul
 
 
 def wanted(progress: bool | None, use_tqdm: bool | Callable[..., object] | None) -> bool | None:
-    """Returns True to show a bar, False to show none, None to let the terminal decide. Raises RequestError.
+    """Returns ``run_all``'s argument ``progress``: True shows a bar, False shows none, None depends on the terminal.
 
     Args:
         progress: our argument; None if it isn't set.
         use_tqdm: vLLM's argument, used if ``progress`` is None.
+
+    Raises RequestError for a wrong type.
     """
     for name, value in (("progress", progress), ("use_tqdm", use_tqdm)):
         if value is not None and not isinstance(value, bool) and not (name == "use_tqdm" and callable(value)):
@@ -161,8 +164,9 @@ def _shows_bar(prompts: int, show: bool | None) -> bool:
 
 @contextmanager
 def progress_bar(prompts: int) -> Iterator[Advance]:
-    """Shows a bar of ``prompts`` prompts, of which finished ones count, with tokens per second; yields the function
-    that advances it.
+    """Shows a progress bar that counts finished prompts, and tokens per second. Yields the function that advances it.
+
+    ``prompts``: the number of prompts.
     """
     try:
         from rich.console import Console  # 50 ms that nobody else waits for

@@ -21,12 +21,12 @@ _NO_OPTIONS = RequestOptions()
 
 @dataclass(frozen=True)
 class TextCall(Generic[Result]):
-    """The requests of a call of ``LLM``.
+    """The requests of one call of ``embed``, ``score`` or ``classify``.
 
     Attributes:
         prepared: the task with its requests.
         raised: True if the error of a single text is raised.
-        warns: True if such an error is a warning otherwise, since the caller hasn't asked for that.
+        warns: True if such an error is a warning instead, because the caller hasn't set ``raise_errors``.
     """
 
     prepared: PreparedTexts[Result]

@@ -19,7 +19,7 @@ class Deferred:
     """A step that runs on the calling thread when its result is requested, for executors whose steps keep all cores
     busy.
 
-    A thread of its own would have to be woken, and would compete with the calling thread for a core and for Python's
+    A separate thread would have to be woken, and would compete with the calling thread for a core and for Python's
     lock.
     """
 

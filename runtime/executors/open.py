@@ -20,7 +20,7 @@ from .static_shapes import StaticShapes, padding_blocks
 from .target import ExecutorArguments, Opening, Placement, ServedTarget
 
 LEAST_CONTEXT = 2
-"""The least tokens of a request: one of the prompt and a new one."""
+"""The fewest tokens of a request: one token of the prompt and one new token."""
 
 
 TARGETS = Halves("serve.target", ServedTarget)

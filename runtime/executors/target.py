@@ -75,7 +75,7 @@ def program_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGrou
 
 @dataclass(frozen=True)
 class Opening:
-    """The functions that open a target. A target's requirements are imported only when they are called.
+    """The functions that open a target. The packages that the target needs are imported only when they are called.
 
     Attributes:
         make: opens the executor.
@@ -89,8 +89,8 @@ class Opening:
             pool of a window is only as large as the windows of all requests.
         takes: fields of `Placement` that the target uses, apart from ``threads``.
         variants: returns the possible values of ``Placement.variant``.
-        offloadable: returns the cache groups some of whose blocks may be moved to a disk, given the most tokens and
-            requests of a step.
+        offloadable: returns the part of each cache group that may be moved to a disk, given the most tokens and the
+            most requests of a step.
         entries: True if the executor runs any program of a bundle; False if it runs "decode" alone.
         exact: returns True if a request's tokens are the same alone and in any batch, with a cached prefix and without.
     """

@@ -16,7 +16,7 @@ from enginewright.runtime.requests.block_tables import NO_BLOCK
 from ..shared.errors import CapacityError
 
 SPLIT_TOKENS = 512
-"""The tokens whose keys and values are all on one rank, if ranks divide them: attention computes these together."""
+"""Tokens of a split. If ranks divide the keys and values, one rank has all of a split, and computes its attention."""
 
 TENANTS_SHARE = 2
 """A tenant keeps at least 1 / (TENANTS_SHARE * number of tenants) of the pool's blocks when others need blocks."""
@@ -67,7 +67,7 @@ class BlockPool:
         return sum(count > 1 for count in self._held_by_requests(0, self.total_blocks))
 
     def available(self, tenant: str = "", *, force: bool = False) -> int:
-        """Returns the number of blocks that ``allocate`` can give to a tenant, one after the other.
+        """Returns the number of blocks that ``tenant`` can allocate now.
 
         ``force``: True if all blocks that other tenants keep may be evicted.
         """
@@ -78,7 +78,10 @@ class BlockPool:
         return len(self._free) + kept_blocks
 
     def allocate(self, tenant: str = "", owner: int = 0) -> int:
-        """Takes a free or kept block of an owner, which has one holder then. Raises CapacityError if all are held."""
+        """Takes a free or kept block of ``owner``, and returns it with one holder.
+
+        Raises CapacityError if all are held.
+        """
         block = self._free.pop() if self._free else self._evict(tenant)
         self._holders[block] = 1
         return block
@@ -88,24 +91,34 @@ class BlockPool:
         return 0
 
     def available_like(self, block: int, tenant: str = "", *, force: bool = False) -> int:
-        """Returns the number of blocks that ``allocate`` can give to a tenant from the owner of ``block``.
+        """Returns the number of blocks that ``tenant`` can allocate now from the owner of ``block``.
 
-        ``force``: see ``available``.
+        ``force``: True if all blocks that other tenants keep may be evicted.
         """
         return self.available(tenant, force=force)
 
     def owners_of_next(
         self, table: Sequence[int], count: int, tenant: str = "", *, force: bool = False, owner: int | None = None
     ) -> list[int]:
-        """Returns the owners of the next ``count`` blocks of a table, or of as many of them as there are.
+        """Returns the owner of each block to append to a block table:
 
-        ``owner``: the owner of the next block, if that is known.
+        ``count`` of them, or fewer if too few are available.
+
+        Args:
+            table: the blocks of the table so far.
+            count: the number of blocks to append.
+            tenant: the tenant that takes the blocks.
+            force: True if all blocks that other tenants keep may be evicted.
+            owner: the owner of the first of these blocks, if it is known.
         """
         return [0] * min(count, self.available(tenant, force=force))
 
     def certain(self, sequences: int) -> tuple[int, int]:
-        """Returns the number of blocks that ``sequences`` requests together can have, whoever owns the blocks, and the
-        number of which each request takes a multiple.
+        """Returns (blocks, unit): the number of blocks that the pool can always give to ``sequences`` requests
+        together.
+
+        That number holds for any distribution of the blocks over owners. Each request takes a multiple of ``unit``
+        blocks.
         """
         return self.total_blocks, 1
 
@@ -211,7 +224,7 @@ class BlockPool:
         return 0 <= block < self.total_blocks and not self._holders[block] and self._tenant[block] is not None
 
     def _take(self, block: int) -> None:
-        """Removes a block from those that are kept."""
+        """Removes a block from the kept blocks."""
         tenant = self._tenant[block]
         assert tenant is not None
         blocks = self._kept[tenant]
@@ -269,11 +282,14 @@ class DividedPool(BlockPool):
         return sum(part.shared_blocks for part in self.parts)
 
     def available(self, tenant: str = "", *, force: bool = False) -> int:
-        """Counts the blocks that all owners together can give to a tenant."""
+        """Returns the number of blocks that ``tenant`` can allocate now from all owners together; see ``BlockPool``."""
         return sum(self.available_of(tenant, force=force))
 
     def available_of(self, tenant: str = "", *, force: bool = False) -> list[int]:
-        """Returns the number of blocks that ``allocate`` can give to a tenant, by owner."""
+        """Returns the number of blocks that ``tenant`` can allocate now from each owner, in the order of owners.
+
+        ``force``: True if all blocks that other tenants keep may be evicted.
+        """
         return [part.available(tenant, force=force) for part in self.parts]
 
     def owner_of(self, block: int) -> int:

@@ -139,7 +139,9 @@ class BlockStore:
         return self.usable and self._lock is not None
 
     def root(self, namespace: Namespace) -> bytes:
-        """Returns the name of the empty prefix in a namespace."""
+        """Returns the name of the empty prefix of a namespace (tenant and adapter), from which names of blocks are
+        derived.
+        """
         return self._hash("root", self._identity, *(part.encode() for part in namespace))
 
     def child(self, parent: bytes, items: Sequence[Item]) -> bytes:
@@ -147,7 +149,7 @@ class BlockStore:
         return self._hash("block", parent, *to_bytes(items))
 
     def states(self, name: bytes) -> bytes:
-        """Returns the name of the record of recurrent states at the end of the block ``name``."""
+        """Returns the name of the record with the states of recurrent layers at the end of the block ``name``."""
         return self._hash("states", name)
 
     def parts(self, parent: bytes, items: Sequence[Item]) -> list[bytes]:
@@ -238,8 +240,10 @@ class BlockStore:
             self._switch_off(str(e))  # no thread can be started
 
     def used(self, names: Sequence[bytes]) -> None:
-        """Marks the records of a prefix, in its order, as used now. The last of them is deleted first, as it needs the
-        others.
+        """Marks the records of a prefix as used now.
+
+        ``names`` has the records in the order of tokens. Among them the last one is deleted first, as it is useless
+        without the others.
         """
         for name in reversed(names):
             with self._guard:
@@ -251,8 +255,11 @@ class BlockStore:
                 _touch(self.folder / file)
 
     def delete(self, tenant: str | None = None) -> int:
-        """Deletes the records of a tenant, or all if ``tenant`` is None, those of other models included; returns the
-        number of deleted files.
+        """Deletes the records of a tenant, or of all tenants if ``tenant`` is None.
+
+        Returns the number of deleted files.
+
+        Records of other models are deleted too.
         """
         if not self.writable:
             return 0
@@ -283,7 +290,7 @@ class BlockStore:
         self._key = b""
 
     def describe(self) -> dict[str, object]:
-        """Returns the entry of ``LLM.info()``."""
+        """Returns the facts about the folder for ``LLM.info()``."""
         used = dict(vars(self.use)) | {"files": len(self._files), "bytes": self._bytes}
         return {"folder": str(self.folder), "problem": self.problem, "writes": self.writable} | used
 
@@ -298,11 +305,18 @@ class BlockStore:
         return hashlib.blake2b(digest_size=_HASH_BYTES, key=self._key, person=b"ew-" + kind.encode())
 
     def _folder_part(self, tenant: str) -> str:
-        """Returns the first part of the names of a tenant's files, a hash that doesn't tell who the tenant is."""
+        """Returns the first part of the names of a tenant's files: a hash from which the tenant can't be derived."""
         return self._hash("tenant", tenant.encode()).hex()[:16]
 
     def _checked(self, name: bytes, data: memoryview, tokens: Sequence[int], sizes: Sequence[int]) -> list[Payload]:
-        """Returns the payloads of a record's ``data``. Raises ValueError if they aren't whole, or not as expected."""
+        """Returns the payloads of a record. Raises ValueError if it is truncated, altered, or of other tokens or sizes.
+
+        Args:
+            name: the record's name.
+            data: the contents of its file.
+            tokens: the tokens that it must have.
+            sizes: the bytes that each payload must have.
+        """
         end = len(data) - _HASH_BYTES
         if end < 0 or not hmac.compare_digest(self._seal(name, [data[:end]]), bytes(data[end:])):
             raise ValueError("it is damaged, or was not written with this key")
@@ -395,7 +409,7 @@ class BlockStore:
             self._say(f"{self.folder}: another process writes it; this one only reads", raises=True)
 
     def _look(self) -> None:
-        """Lists the folder's records, and deletes those that are too old. Files that aren't ours stay uncounted."""
+        """Lists the folder's records, and deletes those that are too old. Files that aren't records are ignored."""
         now, records = time.time(), []
         for entry in os.scandir(self.folder):
             status = entry.stat(follow_symlinks=False)
@@ -461,7 +475,7 @@ def own_folder(folder: Path) -> None:
 
 
 def _read_key(path: Path) -> bytes:
-    """Makes the key if there is none. Raises OSError."""
+    """Returns the key in the file at ``path``, which is created with a random key if it is missing. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.path.lexists(path):
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")

@@ -24,8 +24,11 @@ from .prefix_index import PrefixIndex
 from .prefixes import IndexedPrefixes, Prefixes, PrefixUse
 
 Span = tuple[Request, int, int]
-"""The tokens of a request in a step, from the first one that isn't computed: the request, its tokens up to the end of
-them, and how many of them are a draft."""
+"""A request's tokens in a step: (request, end, drafted).
+
+They are the tokens of the request from the first uncomputed one to index ``end``, exclusive. The last ``drafted`` of
+them are a draft.
+"""
 
 
 class CacheManager(HeldBlocks):
@@ -63,7 +66,7 @@ class CacheManager(HeldBlocks):
 
     @property
     def index(self) -> PrefixIndex | None:
-        """The tree in which blocks are found by their tokens; None if no group's blocks are."""
+        """The tree that finds blocks by their tokens; None if the prefix cache doesn't work by blocks."""
         return self.prefixes.index
 
     @property
@@ -73,7 +76,7 @@ class CacheManager(HeldBlocks):
 
     @property
     def disk(self) -> DiskTier | None:
-        """The tier to which evicted blocks go, and in which they are found again; None for none."""
+        """The tier that stores evicted blocks on a disk and finds them again; None without a disk."""
         return self._disk
 
     @disk.setter
@@ -83,15 +86,15 @@ class CacheManager(HeldBlocks):
     def begin(self, candidate: Candidate) -> bool:
         """Begins a request with the longest known prefix of its tokens: sets its tables and ``computed``.
 
-        Returns False if the request has to wait: the pools must have enough blocks for all of its tokens so far. It
-        then has no blocks.
+        Returns False if the pools have too few blocks for all of its tokens so far. The request then has to wait, and
+        has no blocks.
         """
         if candidate.disk is None and self.disk is not None:
             candidate = replace(candidate, disk=self.disk)
         return self.prefixes.begin(candidate)
 
     def prefix_tokens(self, request: Request) -> int:
-        """Returns the number of a request's first tokens that the prefix index has."""
+        """Returns the length in tokens of the longest prefix of ``request`` that the prefix index has."""
         if self.index is None or request.wants_prompt:
             return 0
         return self.index.find(request.namespace, request.items, len(request.items) - 1).tokens
@@ -119,10 +122,12 @@ class CacheManager(HeldBlocks):
         return True
 
     def after_step(self, request: Request, *, finite: bool = True) -> None:
-        """Lets other requests find the tokens that a step of a request has computed, and releases the blocks that no
-        later step needs.
+        """Makes the tokens that a step has computed available to other requests, and releases blocks that no later step
+        needs.
 
-        ``finite``: True if the row of its last token is finite. Then so are all keys on which the row depends.
+        Args:
+            request: a request of the step.
+            finite: True if the row of its last token is finite. Then so are all keys on which the row depends.
         """
         if finite:
             self.trust(request)
@@ -133,12 +138,12 @@ class CacheManager(HeldBlocks):
             after_step(request)
 
     def store_states(self, step: StepInput, spans: Iterable[Span]) -> None:
-        """Has a step store the states of recurrent layers to which later steps return, or from which later requests
-        begin.
+        """Changes a step so that it stores states of recurrent layers, as snapshots for later requests and before
+        drafts.
 
         Args:
-            step: the step, which stores none so far.
-            spans: the tokens of each request of the step, in order.
+            step: the step, which stores no states so far. Its slots are changed in place.
+            spans: the tokens of each request of the step, in the step's order.
         """
         if not self._states:
             return
@@ -163,11 +168,14 @@ class CacheManager(HeldBlocks):
 
     @property
     def goes_back(self) -> bool:
-        """Returns True if a request can go back to any of its tokens without ``before_drafts``."""
+        """True if ``rollback`` needs no ``before_drafts``: every cache can remove tokens from its end."""
         return not self._rollbacks
 
     def before_drafts(self, request: Request) -> bool:
-        """Prepares ``rollback`` for a step with a draft; returns False if a cache has no block for that."""
+        """Stores what ``rollback`` needs, before a step with a draft.
+
+        Returns False if there are too few free blocks for it.
+        """
         return all(before_drafts(request) for before_drafts in self._before_drafts)
 
     def rollback(self, request: Request, known: int, tokens: int) -> None:
@@ -187,7 +195,7 @@ class CacheManager(HeldBlocks):
     def release(self, request: Request, *, partly: bool = True) -> None:
         """Releases all blocks of a request. Others can find its computed tokens until the memory is needed.
 
-        ``partly``: False if only its full blocks can be found.
+        ``partly``: True if tokens in a partly filled last block can be found too.
         """
         self.prefixes.leave(request, partly=partly)
         if request.error is not None and self._clears_blocks:
@@ -202,8 +210,8 @@ class CacheManager(HeldBlocks):
         return self.prefixes.cancel_snapshots()
 
     def _clear(self, request: Request) -> None:
-        """Has the blocks that only this request holds set to zero before another gets them. Requests can't find them
-        any more.
+        """Has the blocks that only this request holds set to zero before their next use, and removes them from the
+        prefix cache.
         """
         for i, (name, pool) in enumerate(self.pools.items()):
             held = [block for block in request.tables.get(name, ()) if block != NO_BLOCK]
@@ -214,19 +222,27 @@ class CacheManager(HeldBlocks):
             self.clears.setdefault(name, []).extend(sole)
 
     def forget(self, tenant: str | None) -> int:
-        """Removes a tenant's prefixes, or all if ``tenant`` is None; returns the number of files that were deleted."""
+        """Removes the prefixes of a tenant, or of all tenants if ``tenant`` is None; returns the number of deleted
+        files.
+        """
         self.prefixes.forget(tenant)
         return 0 if self.disk is None else self.disk.store.delete(tenant)
 
     def lose(self, name: str, blocks: Iterable[int]) -> None:
-        """Removes lost blocks of a group, which no request holds, from what can be found."""
+        """Removes blocks whose contents are lost from the prefix cache.
+
+        Args:
+            name: the cache group.
+            blocks: the lost blocks, which no request may hold.
+        """
         for block in blocks:
             self.prefixes.discard(list(self.groups).index(name), block)
             self.pools[name].drop(block)
 
     def save_all(self, disk: DiskTier) -> None:
-        """Writes all blocks that can be found to a disk. First blocks of prefixes are written last, so that they are
-        deleted last.
+        """Writes all blocks of the prefix cache to a disk.
+
+        The first blocks of prefixes are written last. So they are the newest, and are deleted last.
         """
         for node in reversed(self.index.nodes() if self.index is not None else []):
             disk.leaving(node, wait=True)
@@ -259,7 +275,9 @@ class CacheManager(HeldBlocks):
 
 
 def prefixes_of(held: HeldBlocks, caps: ExecutorCaps) -> Prefixes:
-    """Returns the prefix cache that the kinds of these caches and the executor support."""
+    """Returns the prefix cache for these kinds of cache and this executor; one that finds nothing if they support
+    none.
+    """
     kinds = held.kinds.values()
     ways = {kind.found_as for kind in kinds}
     if ways == {"slots"}:
@@ -271,5 +289,5 @@ def prefixes_of(held: HeldBlocks, caps: ExecutorCaps) -> Prefixes:
 
 
 def _has(kind: CacheKind, default: Callable[..., Any]) -> bool:
-    """Returns True if a kind has a method of its own in place of a default."""
+    """Returns True if a kind overrides ``default``, a method of the base class."""
     return getattr(type(kind), default.__name__) is not default

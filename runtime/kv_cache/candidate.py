@@ -16,10 +16,10 @@ class Candidate:
 
     Attributes:
         request: the request.
-        others: the running requests. If one of them is about to compute the request's next block, it has to wait.
-        promised: cache group -> blocks that other requests will take; 0 for a group that isn't listed.
+        others: the running requests. If one of them is about to compute the request's next block, the request waits.
+        promised: cache group -> number of blocks that other requests will take; 0 for a group that isn't listed.
         force: True if all blocks that another tenant keeps may be evicted.
-        disk: the tier in which prefixes are looked up instead of the engine's own tier; None for that one.
+        disk: the tier in which prefixes are looked up; None for the engine's own tier.
         in_flight: those of ``others`` with a step in flight, whose tokens can't be found yet.
     """
 

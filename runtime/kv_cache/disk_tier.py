@@ -13,8 +13,10 @@ from .kinds.base import CacheKind, numbers_found_as
 from .prefix_index import Node
 
 _FADING = 0.98
-"""A disk that was slower than computing isn't read. Each time, its measured seconds are multiplied by this factor, so
-that it is tried again later."""
+"""The factor by which the measured read time shrinks on each prefix that isn't read because the disk was slower.
+
+So a disk is tried again after some time.
+"""
 
 
 @runtime_checkable
@@ -23,23 +25,23 @@ class BlockMemory(Protocol):
 
     @property
     def cache_identity(self) -> bytes:
-        """A text that differs if keys and values of the same tokens may differ: of the program, the weights, the
-        instruction set and the order of sums.
+        """A text that is equal only for equal keys and values of equal tokens.
+
+        It depends on the program, the weights, the instruction set and the order of sums.
         """
 
     def read_block(self, group: str, block: int) -> Payload:
-        """Returns a copy of a block's memory in all layers of the group."""
+        """Returns a copy of the memory of a block, in all layers of its cache group ``group``."""
 
     def write_block(self, group: str, block: int, payload: Payload) -> None:
         """Fills a block with memory that ``read_block`` returned."""
 
 
 class Found(NamedTuple):
-    """The records that continue a prefix.
+    """The records on the disk that continue a prefix.
 
     Attributes:
-        names: the names of whole blocks in their order, and then of the record of a block's first tokens, if there is
-            one.
+        names: the records of whole blocks in order. The last one may be of the first tokens of the next block instead.
         tokens: the number of tokens of all of them.
     """
 
@@ -83,9 +85,13 @@ class DiskTier:
             self.seconds_per_token = each if before is None else 0.9 * before + 0.1 * each
 
     def leaving(self, node: Node, *, wait: bool = False) -> None:
-        """Writes the blocks of a node, one of which is about to be evicted, if the node is full, and its snapshots.
+        """Writes a node's blocks and snapshots, because one of its blocks is about to be evicted.
 
-        ``wait``: True waits for room in the store's queue; False writes nothing if there is no room.
+        Keys and values are written only if the node's block is full.
+
+        Args:
+            node: the node of the prefix index.
+            wait: True waits for room in the store's queue; False writes nothing if there is no room.
         """
         for name, count, blocks in self._named(node) if self.store.writable else ():
             for record, groups in self._records(name, count):
@@ -95,9 +101,14 @@ class DiskTier:
                     self.store.write(record, node.namespace, node.items[:count], payloads, wait=wait)
 
     def known(self, parent: Node, items: Sequence[Item], size: int) -> Found:
-        """Returns what is stored of ``items`` after ``parent``: whole blocks of ``size`` tokens.
+        """Returns the records of the longest stored beginning of ``items``.
 
-        With recurrent layers the last block is followed by a record of states, or by that of a part of a block.
+        With recurrent layers, it ends where states are stored: at the end of a block, or within one.
+
+        Args:
+            parent: the node after which the items follow.
+            items: the items (tokens, or contents such as images).
+            size: the items of a whole block.
         """
         names, name = list[bytes](), self._name(parent)
         for at in range(0, len(items) - size + 1, size):
@@ -117,7 +128,7 @@ class DiskTier:
         return Found([], 0)
 
     def find(self, parent: Node, items: Sequence[Item], size: int) -> Found:
-        """Returns what `known` returns; nothing if computing these tokens is faster than reading them."""
+        """Returns the result of `known`; no records if computing these tokens is faster than reading them."""
         stored = self.known(parent, items, size) if self.store.usable else Found([], 0)
         each, computed = self.store.seconds_per_block, self.seconds_per_token
         records = len(stored.names) * bool(self._keys) + bool(self._states)
@@ -147,43 +158,54 @@ class DiskTier:
         return True
 
     def holds(self, node: Node) -> bool:
-        """Returns True if the states at the end of a full node are stored."""
+        """Returns True if the disk has the states at the end of a node, whose block is full."""
         return self.store.usable and self.store.has(self.store.states(self._name(node)))
 
     def part(self, node: Node, items: Sequence[Item]) -> int:
-        """Returns the number of the first ``items`` after a full node, fewer than a block, whose snapshot is stored.
+        """Returns the length of the longest beginning of ``items`` whose snapshot is on the disk, less than a block; 0
+        for none.
 
-        It is the largest such number; 0 for none.
+        ``node`` is the node after which the items follow; its block is full.
         """
         return len(self._part(self._name(node), items)) if self.store.usable else 0
 
     def read_states(self, node: Node, blocks: Sequence[int]) -> bool:
-        """Fills blocks with the states at the end of a full node, as `read` does."""
+        """Fills blocks with the states at the end of a node whose block is full.
+
+        Returns False if the record is invalid.
+
+        ``blocks`` has the block of each group; NO_BLOCK for groups without states.
+        """
         return self.read(self._name(node), node.items, blocks)
 
     def used(self, names: Sequence[bytes]) -> None:
-        """Marks the blocks that `find` returned as used; see ``BlockStore.used``."""
+        """Marks the records ``names``, which `find` returned, as used now, so that they are deleted later than
+        others.
+        """
         self.store.used([*names, *(self.store.states(name) for name in names[-1:])])
 
     def describe(self) -> dict[str, object]:
-        """Returns the entry of ``LLM.info`` for the folder."""
+        """Returns the facts about the folder for ``LLM.info()``."""
         return self.store.describe()
 
     def _part(self, parent: bytes, items: Sequence[Item]) -> list[bytes]:
-        """Returns the names of all beginnings of ``items`` up to the longest one that has a record."""
+        """Returns the names for the first 1, 2, ... of ``items``, up to the longest beginning that has a record."""
         names = self.store.parts(parent, items)
         while names and not self.store.has(names[-1]):
             del names[-1]
         return names
 
     def _records(self, name: bytes, count: int) -> list[tuple[bytes, list[int]]]:
-        """Returns the name and the groups of each record of ``count`` tokens: a block's, or the first of a block."""
+        """Returns the name of each record that stores ``count`` tokens, and the numbers of the groups that it contains.
+
+        A whole block has a record of keys and one of states; the first tokens of a block have one record of both.
+        """
         if count < self._block_size:
             return [(name, [*self._keys, *self._states])]
         return [(name, self._keys), (self.store.states(name), self._states)]
 
     def _named(self, node: Node) -> Iterator[tuple[bytes, int, Sequence[int]]]:
-        """Yields the name, the number of tokens and the blocks of each group for what is stored of a node."""
+        """Yields (name, number of tokens, block of each group) for a node's full block and for each snapshot within it."""
         nothing = [NO_BLOCK] * len(node.blocks)
         if len(node.items) == self._block_size:
             yield self._name(node), self._block_size, _both(node.blocks, node.states.get(self._block_size, nothing))
@@ -208,5 +230,5 @@ class DiskTier:
 
 
 def _both(keys: Sequence[int], states: Sequence[int]) -> list[int]:
-    """Returns the block of each group: of keys and values, or of states."""
+    """Merges two lists of blocks by group: takes a group's block from ``states``, or from ``keys`` if it has no states."""
     return [key if state == NO_BLOCK else state for key, state in zip(keys, states, strict=True)]

@@ -95,11 +95,11 @@ class HeldBlocks:
         return {name: sequences * kind.blocks_for(1) if kind.fixed else 0 for name, kind in self.kinds.items()}
 
     def has_blocks_for(self, candidate: Candidate, sources: Sequence[int] = ()) -> bool:
-        """Returns True if there are blocks for all tokens of a request, without the blocks that are promised to others.
+        """Returns True if there are blocks for all tokens of a request, besides those that are promised to others.
 
         Args:
             candidate: the request, which may hold some blocks.
-            sources: the block of each group that the request's next one is a copy of; NO_BLOCK for none.
+            sources: for each group, the block that the request's next block will be a copy of; NO_BLOCK for no copy.
         """
         request, force = candidate.request, candidate.force
         for i, (name, kind) in enumerate(self.kinds.items()):
@@ -157,7 +157,10 @@ class HeldBlocks:
     def allocate(self, request: Request, name: str, like: int = NO_BLOCK) -> int:
         """Takes one more block of a group for a request, and returns its number. Raises CapacityError if none is free.
 
-        ``like``: a block whose owner (a rank) gives the new one; with NO_BLOCK the pool chooses the owner.
+        Args:
+            request: the request.
+            name: the cache group.
+            like: a block; the new one has the same owner (a rank). NO_BLOCK lets the pool choose the owner.
         """
         pool, table = self.pools[name], request.tables.get(name, ())
         if like != NO_BLOCK:
@@ -167,7 +170,7 @@ class HeldBlocks:
         return self.cleared(name, pool.allocate(request.tenant, *owners))
 
     def cleared(self, name: str, block: int) -> int:
-        """Has the next step clear a new block whose numbers may not be finite; returns the block."""
+        """Returns ``block``, and has the next step clear it if it may have numbers that aren't finite."""
         if block in self._doubtful[name]:
             self._doubtful[name].remove(block)
             if block not in (pending := self.clears.setdefault(name, [])):
@@ -175,7 +178,7 @@ class HeldBlocks:
         return block
 
     def not_cleared(self, name: str, block: int) -> None:
-        """Removes a block, which is written before the next step, from the blocks that this step clears."""
+        """Cancels the clearing of a block that was overwritten in the meantime. ``name`` is its cache group."""
         if block in self.clears.get(name, ()):
             self.clears[name].remove(block)
 
@@ -200,7 +203,10 @@ class HeldBlocks:
         self.changes += 1
 
     def cut(self, request: Request, lengths: Mapping[str, int]) -> None:
-        """Releases the blocks of a request after the first ``lengths`` of each table, by cache group."""
+        """Shortens the tables of a request, and releases the removed blocks.
+
+        ``lengths``: cache group -> blocks that stay.
+        """
         for name, length in lengths.items():
             for block in reversed(request.tables[name][length:]):
                 if block != NO_BLOCK:
@@ -229,7 +235,10 @@ class HeldBlocks:
                 self.unpin((name, block) for block in pair)
 
     def doubt(self, request: Request) -> None:
-        """Notes that a request's last tokens may have keys that aren't finite, so that its blocks are cleared later."""
+        """Notes that the keys of a request's last tokens may not be finite.
+
+        Its blocks are then cleared before their next use.
+        """
         if self._clears_blocks:
             self._unverified.add(request)
 
@@ -285,7 +294,9 @@ class HeldBlocks:
         return due
 
     def _check_writes(self, step: StepInput) -> None:
-        """Asserts that one request holds each block that a step writes: otherwise another would get wrong tokens."""
+        """Asserts that exactly one request holds each block that a step writes, so that no other request's keys
+        change.
+        """
         for name, pool in self.pools.items():
             requests, total = pool.requests, pool.total_blocks
             for block in set((step.arrays[group_port(SLOTS, name)] // self.groups[name].block_size).tolist()):
@@ -328,5 +339,5 @@ class HeldBlocks:
 
 
 def _ends(copies: Copies) -> list[tuple[str, int]]:
-    """Returns the source and the destination of each copy, with its cache group."""
+    """Returns (cache group, block) for the source and the destination of each copy."""
     return [(name, block) for name, pairs in copies.items() for pair in pairs for block in pair]

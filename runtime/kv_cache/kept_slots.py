@@ -17,8 +17,9 @@ from .held_blocks import HeldBlocks
 from .prefixes import Prefixes
 
 LEAST_SHARE = 0.5
-"""A slot is reused if the common beginning is at least this share of the shorter of the slot's and the request's
-tokens.
+"""The least common beginning with which a slot is reused, as a share of the shorter of the two token sequences.
+
+The sequences are the tokens in the slot and those of the request.
 """
 
 
@@ -74,7 +75,7 @@ class KeptSlots(Prefixes):
         self.kept.pop(block, None)
 
     def _best(self, request: Request) -> tuple[int | None, int]:
-        """Returns the slot with the longest common beginning, and its length; None and 0 for none.
+        """Returns (slot, length) of the slot with the longest common beginning; (None, 0) if no slot has one.
 
         The request's last token isn't counted: it is always computed.
         """

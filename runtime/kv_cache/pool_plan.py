@@ -98,19 +98,19 @@ def plan_pools(
 
 
 MOST_SLOTS = 2**31 - 1
-"""Most tokens of a pool's blocks: their slots are 32-bit integers."""
+"""The most tokens in all blocks of a pool: their slots are 32-bit integers."""
 
 MOST_OFFLOADED = 4
-"""The most blocks, on the disk or not, for each block that has memory."""
+"""The most blocks of a pool for each block in memory, if the others are on a disk."""
 
 
 @dataclass(frozen=True)
 class Offloadable:
-    """The part of a cache group that may wait on a disk.
+    """The part of a cache group whose blocks may be moved to a disk.
 
     Attributes:
-        layers: the number of its layers that choose the blocks that they read; the others have memory for all blocks.
-        least: the number of blocks that must have memory.
+        layers: the number of its layers that read only blocks of their choice. Blocks of other layers stay in memory.
+        least: the least number of blocks in memory.
     """
 
     layers: int
@@ -125,18 +125,19 @@ def plan_offload(
     some: Mapping[str, Offloadable],
     enough: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[PoolPlan, dict[str, int]]:
-    """Plans pools in which the groups of ``some`` have memory for a part of their blocks, and a disk for all of them.
+    """Plans pools in which the groups of ``some`` have only a part of their blocks in memory, and all of them on a
+    disk.
 
     Args:
         groups: the cache groups.
         budget: bytes of memory for all pools.
         size: bytes of the disk.
         most_tokens: the most tokens that the pools hold.
-        some: cache group -> its part that may wait on the disk.
-        enough: see ``plan_pools``.
+        some: cache group -> its part that may be moved to the disk.
+        enough: cache group -> tokens that are enough for it, however many the other groups hold.
 
     Returns:
-        The pools, and for each group of ``some`` the number of blocks that have memory.
+        The pools, and cache group of ``some`` -> the number of its blocks in memory.
 
     Raises:
         CapacityError: ``budget`` or ``size`` is too small for any pool.
@@ -144,12 +145,13 @@ def plan_offload(
     unit = pool_unit(groups)
 
     def moved(group: CacheGroup) -> int:
-        """Returns the bytes of a block that may wait on the disk."""
+        """Returns the bytes of a block that may be moved to the disk."""
         return kind_of(group).movable_bytes(group, some[group.name].layers) if group.name in some else 0
 
     def needs(units: int) -> tuple[int, int, dict[str, int], Mapping[str, int]]:
-        """Returns, with the fewest blocks in memory, the bytes of memory and of disk, the number of blocks in memory
-        of each group of ``some``, and the number of all blocks of each group.
+        """Returns the needs of pools of ``units`` units, with the fewest blocks in memory.
+
+        They are the bytes of memory, the bytes of disk, group of ``some`` -> blocks in memory, and group -> all blocks.
         """
         blocks = _blocks(groups, units * unit, enough)
         slots = {
@@ -183,9 +185,9 @@ def enough_for_windows(
     owners: int = 1,
     states_memory: int | None = None,
 ) -> dict[str, int]:
-    """Returns cache group -> tokens that are enough for ``requests`` requests, for groups that have such a number.
+    """Returns cache group -> tokens with which ``requests`` requests never wait for a block of the group.
 
-    A request never waits for a block of these groups: see ``CacheKind.enough_tokens``.
+    Groups with full attention have no such number and are left out: see ``CacheKind.enough_tokens``.
 
     Args:
         groups: the cache groups.
@@ -218,8 +220,8 @@ def enough_for_windows(
 
 
 def most_requests(groups: Sequence[CacheGroup]) -> int:
-    """Returns the most requests whose recurrent states the caches can have blocks for; ``MOST_SLOTS`` if there are no
-    such states.
+    """Returns the most requests for whose recurrent states the caches can have blocks; MOST_SLOTS without such
+    states.
     """
     states = (groups[i] for i in numbers_found_as("copies", map(kind_of, groups)))
     return min((MOST_SLOTS // group.block_size for group in states), default=MOST_SLOTS)

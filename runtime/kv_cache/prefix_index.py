@@ -86,7 +86,7 @@ class PrefixIndex:
         return self._roots[namespace]
 
     def find(self, namespace: Namespace, items: Sequence[Item], most: int) -> Match:
-        """Returns the longest known beginning of ``items[:most]``, to the token."""
+        """Returns the longest known beginning of ``items[:most]``. It may end within a block."""
         node, nodes, size = self._roots.get(namespace), [], self.block_size
         matched = 0
         while node is not None and node.children and matched < most:
@@ -193,13 +193,14 @@ class PrefixIndex:
         return [node for node in nodes if node.parent is not None]
 
     def discard(self, group: int, block: int) -> None:
-        """Calls ``forget`` if ``find`` can find the block."""
+        """Removes a block of cache group number ``group`` from the index, as `forget` does, if the index has it."""
         if block in self._node_of[group]:
             self.forget(group, block)
 
     def forget(self, group: int, block: int) -> None:
-        """Removes a block, which is about to get other tokens. Later nodes are removed too if its group may not lose
-        blocks.
+        """Removes a block, which is about to get other tokens, from the index.
+
+        If its group may not lose blocks, later nodes are removed too. ``group`` is the number of the cache group.
         """
         node = self._node_of[group][block]
         if node.blocks[group] != block:
@@ -221,7 +222,7 @@ class PrefixIndex:
                 self.prune(root)
 
     def prune(self, node: Node) -> None:
-        """Removes a node if it isn't needed, and then each node above that isn't needed any more."""
+        """Removes a node if it has no use any more, and then each of its ancestors that has none."""
         while node.parent is not None and not node.detached and not self._needed(node):
             parent = node.parent
             self._detach(node)
@@ -243,7 +244,7 @@ class PrefixIndex:
         self.prune(node)
 
     def _move_states(self, before: Node, after: Node) -> None:
-        """Moves the snapshots of a node to one that begins with the same items."""
+        """Moves the snapshots of the node ``before`` to ``after``, whose items begin with the same."""
         after.states, before.states = before.states, {}
         for blocks in after.states.values():
             for group, block in _of_groups(blocks):
@@ -273,7 +274,7 @@ class PrefixIndex:
 
 
 def _of_groups(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the number and block of each group for which ``blocks`` isn't NO_BLOCK."""
+    """Returns (index of the group, block) for each entry of ``blocks`` that isn't NO_BLOCK."""
     return [(group, block) for group, block in enumerate(blocks) if block != NO_BLOCK]
 
 

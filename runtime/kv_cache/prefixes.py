@@ -17,10 +17,10 @@ from .kinds.base import numbers_found_as
 from .prefix_index import Items, Match, Node, PrefixIndex
 
 LEAST_COPIED = 4
-"""The fewest tokens for which a block is copied; fewer are computed again, because a copy moves the whole block."""
+"""The fewest tokens of a partly used block for which it is copied. Fewer are computed again, which is faster."""
 
 REQUESTS_SHARE = 4
-"""The snapshots of a prompt take at most one in REQUESTS_SHARE states of the pool, but two in any case."""
+"""A prompt's snapshots take at most 1/REQUESTS_SHARE of the pool's states, but may always take two."""
 
 
 @dataclass
@@ -29,8 +29,8 @@ class PrefixUse:
 
     Attributes:
         requests: requests that began and looked for a prefix; a preempted request counts again.
-        hits: those of them that found one.
-        tokens: tokens of these requests.
+        hits: requests that found a prefix.
+        tokens: tokens of all ``requests``.
         reused: tokens of the prefixes that were found.
         copied_blocks: blocks of all groups that were copied because a prefix ended within them.
         snapshots: states of recurrent layers that steps stored for later requests.
@@ -68,11 +68,11 @@ class Prefixes:
         self.use = PrefixUse()
 
     def begin(self, candidate: Candidate) -> bool:
-        """Begins a request without a prefix; see ``CacheManager.begin``."""
+        """Begins a request without a prefix. Returns False if there are too few blocks; see ``CacheManager.begin``."""
         return self.held.has_blocks_for(candidate)
 
     def snapshots(self, request: Request, end: int) -> Mapping[int, Sequence[int]]:
-        """Returns the snapshots that a step stores of a request's states while it computes the tokens up to ``end``.
+        """Returns the snapshots to store in a step that computes the tokens of ``request`` up to ``end``.
 
         Returns:
             Number of tokens that a snapshot includes -> the block of each cache group; NO_BLOCK for groups that hold no
@@ -85,13 +85,16 @@ class Prefixes:
         return False
 
     def after_step(self, request: Request) -> None:
-        """Adds the tokens that a step of a request has computed to those that others can find."""
+        """Makes the tokens that a step of a request has computed available to other requests."""
 
     def fork(self, source: Request, request: Request) -> None:
         """Prepares a request that begins with all tokens that ``source`` has computed."""
 
     def leave(self, request: Request, *, partly: bool) -> None:
-        """Prepares for a request that is about to release its blocks; see ``CacheManager.release``."""
+        """Prepares for the release of a request's blocks.
+
+        ``partly``: True if a partly filled last block can be found too.
+        """
 
     def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
         """Removes an evicted block from those that can be found: it is about to get other tokens.
@@ -103,13 +106,13 @@ class Prefixes:
         """
 
     def discard(self, group: int, block: int) -> None:
-        """Removes a block of a group, which requests may hold, from those that can be found."""
+        """Removes a block of cache group number ``group``, which requests may hold, from those that can be found."""
 
     def forget(self, tenant: str | None) -> None:
         """Removes a tenant's prefixes from those that can be found; all prefixes if ``tenant`` is None."""
 
     def _count(self, request: Request) -> None:
-        """Counts a request that has begun."""
+        """Adds a request that has begun to the counts of the prefix cache."""
         if not request.wants_prompt:
             self.use.requests += 1
             self.use.hits += request.computed > 0
@@ -174,7 +177,10 @@ class IndexedPrefixes(Prefixes):
         self.places: dict[Request, _Place] = {}
 
     def begin(self, candidate: Candidate) -> bool:
-        """Begins a request with the longest prefix that is known; see ``CacheManager.begin``."""
+        """Begins a request with its longest known prefix.
+
+        Returns False if there are too few blocks; see ``CacheManager.begin``.
+        """
         request, match = candidate.request, Match((), 0)
         index, held, size = self.index, self.held, self.index.block_size
         if not request.wants_prompt:  # whose every row is computed
@@ -219,7 +225,7 @@ class IndexedPrefixes(Prefixes):
         return True
 
     def after_step(self, request: Request) -> None:
-        """Adds the blocks that got full to the index."""
+        """Implements ``Prefixes``: adds the blocks that the step has filled to the index."""
         place = self.places[request]
         place.computed, place.state_at = request.computed, max(place.state_at, request.computed)
         if place.doubted and not self.held.is_doubted(request):
@@ -335,7 +341,7 @@ class IndexedPrefixes(Prefixes):
                 self._pools[i].release(blocks[i])
 
     def _leave_state(self, request: Request, place: _Place) -> None:
-        """Makes the state blocks of a request that ends a snapshot."""
+        """Turns the state blocks of a request that ends into a snapshot."""
         blocks = [NO_BLOCK] * len(self._kinds)
         for i in self._with_states:
             blocks[i] = request.tables[self._kinds[i].name][0]
@@ -348,17 +354,22 @@ class IndexedPrefixes(Prefixes):
                 self._pools[i].keep(blocks[i], request.tenant)
 
     def _give_up(self, place: _Place, ends: Iterable[int]) -> None:
-        """Releases a request's snapshots after ``ends`` tokens, before they are in the index."""
+        """Releases the snapshots of a request after ``ends`` tokens, which aren't in the index yet."""
         for blocks in [place.snapshots.pop(tokens) for tokens in tuple(ends)]:
             for i in self._with_states:
                 self._pools[i].release(blocks[i])
             self.held.changes += 1
 
     def _ends(self, match: Match, items: Sequence[Item], disk: DiskTier | None) -> dict[int, Sequence[int]]:
-        """Returns the numbers of tokens with which a request of ``items`` may begin, the best first; the last is 0.
+        """Returns the prefix lengths, in tokens, at which a request may begin, the best first and 0 last.
 
-        Each has the blocks of its snapshot, one per group; none without recurrent layers, or if the snapshot is on a
-        disk.
+        Each length has the blocks of its snapshot, one per group. They are () without recurrent layers, or if the
+        snapshot is on a disk.
+
+        Args:
+            match: the known beginning of the request's items.
+            items: the request's items.
+            disk: the tier that may have snapshots; None for none.
         """
         size = self.index.block_size
         if not self._with_states:
@@ -383,8 +394,10 @@ class IndexedPrefixes(Prefixes):
         return ends
 
     def _usable(self, match: Match, least_part: int) -> int:
-        """Returns the number of a match's tokens that all groups with keys can use. A block isn't copied for fewer than
-        ``least_part`` tokens."""
+        """Returns the number of a match's tokens that all groups with keys can use.
+
+        ``least_part`` is the fewest tokens for which a partly used block is copied.
+        """
         tokens, before = match.tokens, -1
         if tokens % self.index.block_size < least_part:
             tokens -= tokens % self.index.block_size
@@ -456,11 +469,13 @@ class IndexedPrefixes(Prefixes):
         return node
 
     def _keep_owners(self, parent: Node, at: int, items: Items, blocks: list[int]) -> None:
-        """Leaves out those of a node's blocks that have another owner than their neighbours in a split.
+        """Replaces blocks of a node that have another owner than their neighbours in the same split by NO_BLOCK.
 
         Args:
-            parent, at, items: the node before it, its index in tables, and its tokens.
-            blocks: the blocks, one per group.
+            parent: the node before it.
+            at: the index of its block in tables.
+            items: its items.
+            blocks: its block of each group, changed in place.
         """
         place = bisect_left(parent.children, items, key=lambda child: child.items)
         node = parent.children[place] if place < len(parent.children) else None
@@ -476,9 +491,9 @@ class IndexedPrefixes(Prefixes):
                 blocks[i] = NO_BLOCK
 
     def _read(self, candidate: Candidate, place: _Place) -> bool:
-        """Reads the next blocks from a disk up to the first invalid record; returns True if it has read any.
+        """Reads a request's next blocks from a disk, up to the first invalid record. Returns True if it has read any.
 
-        The last token is computed.
+        The request's last token isn't read: it is always computed.
         """
         request, disk = candidate.request, candidate.disk
         if disk is None or request.wants_prompt:
@@ -509,15 +524,15 @@ class IndexedPrefixes(Prefixes):
         return True
 
     def _room_for_read(self, candidate: Candidate, first: int, end: int) -> bool:
-        """Returns True if there are blocks to read the tokens up to ``end``, and for a step behind them.
+        """Returns True if there are blocks to read the tokens up to ``end`` from a disk, and for the step after that.
 
-        A window before the tokens that are read is released only after that, so a request may need more blocks for a
-        while than if it computed the tokens.
+        With a sliding window, reading may need more blocks for a while than computing: blocks before the window are
+        released only after the read.
 
         Args:
-            candidate: the request, which has its first ``first`` blocks of tokens.
-            first: the number of the first block to read.
-            end: the tokens after the read.
+            candidate: the request, which has blocks for the tokens before the read.
+            first: the index of the first block to read.
+            end: the number of tokens after the read.
         """
         request = candidate.request
         for name, kind in self.held.kinds.items():
@@ -583,8 +598,9 @@ def _pins(held: HeldBlocks, sources: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def _shares(other: Request, request: Request, end: int, known: int) -> bool:
-    """Returns True if ``other``, of which ``known`` tokens can be found, still computes a prompt whose first ``end``
-    tokens are those of ``request``.
+    """Returns True if ``other`` is still computing a prompt with the same first ``end`` tokens as ``request``.
+
+    ``known`` is the number of tokens of ``other`` that can be found already.
     """
     return (
         end <= min(len(other.tokens), len(request.tokens))

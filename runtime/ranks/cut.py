@@ -51,16 +51,18 @@ from .kinds.views import (
 )
 
 _FOLLOWS = frozenset({"gated_activation", "quantize_activation", "cast_bf16", "take_rows", "elementwise", "copy"})
-"""Ops that are cut where what they read is: their work isn't done twice, and what they give is gathered instead."""
+"""Ops that are divided as their inputs are: each rank computes its own part, and results are gathered instead of
+inputs.
+"""
 
 _BY_ROW = frozenset({"gated_activation", "quantize_activation", "cast_bf16", "elementwise", "copy"})
-"""Ops whose rows depend on the same rows alone."""
+"""Ops in which each row of the result depends only on the same row of the inputs."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """The division of a buffer's columns among ranks: at the columns ``cuts``, or at multiples of ``grain`` if it is
-    empty.
+    """The division of a buffer's columns among ranks: at the columns ``cuts``; at multiples of ``grain`` if that is
+    ().
     """
 
     grain: int
@@ -139,7 +141,7 @@ class LayerCut:
         return None if rule is None else rule(step)
 
     def _read_whole(self) -> frozenset[str]:
-        """Returns the names of weights that some step needs whole, such as an embedding table that is also the output
+        """Returns the weights that at least one step needs whole, such as an embedding table that is also the output
         projection.
         """
         whole: set[str] = set()
@@ -233,9 +235,10 @@ class LayerCut:
     # What each rank needs
 
     def plans(self, asking: int) -> list[StepPlan]:
-        """Returns a plan for each step. The first ``asking`` ranks need the logits.
+        """Returns a plan for each step, for the ranks of the stage.
 
         It goes from the last step to the first, and collects which columns of each buffer's rows each rank needs.
+        ``asking``: the number of ranks, from the first on, that need the logits.
         """
         needs: list[dict[str, Ranges]] = [{} for _ in range(self.ranks)]
         for operand in self.program.outputs.values():
@@ -313,15 +316,16 @@ class LayerCut:
             need[operand.name] = union([*need.get(operand.name, ()), *self._columns(operand)])
 
     def _columns(self, operand: Operand) -> Ranges:
-        """Returns the columns of the buffer's rows that a view touches, possibly with gaps filled; ((0, 1),) if it has
-        no rows.
+        """Returns the ranges of columns, in the buffer's rows, that a view touches. Gaps may be filled.
+
+        For a view without rows it returns ((0, 1),).
         """
         if self.rows.get(operand.name) is None:
             return ((0, 1),)
         return columns_of(operand)
 
     def computed(self, step: Step, axis: Axis | None, ranges: Ranges) -> Ranges:
-        """Returns ``ranges`` rounded outwards to whole panels of weights, which is what a rank computes."""
+        """Returns the indices that a rank computes to get ``ranges``: rounded outwards to whole panels of weights."""
         if axis is None or axis.unit == 1:
             return ranges
         unit = axis.unit
@@ -330,7 +334,7 @@ class LayerCut:
     # Experts
 
     def _rows_of_all(self) -> frozenset[str]:
-        """Returns the buffers of which a rank also needs the rows that other ranks' experts compute."""
+        """Returns the buffers from which a rank also needs the rows of experts that other ranks compute."""
         buffers: set[str] = set()
         for step in reversed(self.program.steps):
             rows_alone = step.op in GROUPED or (
@@ -430,8 +434,9 @@ class LayerCut:
         return with_operands(step, inputs, step.outputs)
 
     def index_columns(self, operand: Operand, cut: Slice, lo: int, hi: int) -> tuple[int, int]:
-        """Returns the range of a view's columns, counted from its first, that the indices ``lo`` to ``hi`` - 1
-        have.
+        """Returns the range of columns that belong to the indices ``lo`` to ``hi`` - 1 of a step's axis.
+
+        They are counted from the first column of the view ``operand``. ``cut``: the part of the view for each index.
         """
         unit = columns_of_index(operand, cut)
         return lo * unit, min(hi * unit, width_of(operand))

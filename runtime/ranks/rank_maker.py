@@ -18,8 +18,8 @@ from .kinds.views import flattened, part_of, width_of, with_operands
 def programs_of(cut: LayerCut) -> tuple[LoweredProgram, ...]:
     """Returns the programs of a stage's ranks.
 
-    Only the first rank computes whole logits. If another rank's program would then have an output that none of its
-    steps writes, all ranks compute them.
+    Only the first rank computes the logits, unless another rank's program would then lack a step that writes its
+    output. In that case all ranks compute them.
     """
     for asking in (1, cut.ranks):
         plans = cut.plans(asking)
@@ -73,8 +73,9 @@ class RankMaker:
         return group
 
     def _exchange(self, exchange: tuple[Step, list[Buffer]] | None) -> None:
-        """Adds a step that exchanges values with another stage, and the buffers that the two stages share; nothing if
-        None.
+        """Adds a step that exchanges values with another stage, and the buffers that the two stages share.
+
+        ``exchange``: the step and its buffers; None adds nothing.
         """
         if exchange is not None:
             self.steps.append(exchange[0])
@@ -93,9 +94,9 @@ class RankMaker:
                 self.steps.append(Step(op="copy", inputs=(after,), outputs=(before,), where=step.where))
 
     def _moved(self, operand: Operand) -> Operand:
-        """Returns the operand, for an output that is gathered, in a shared buffer that no other step writes.
+        """Returns a gathered output in a shared buffer that no other step writes.
 
-        That is the output's own buffer if only this step writes it, and otherwise a new one.
+        It is the output's own buffer if no other step writes that one; otherwise a new buffer.
         """
         size = self.cut.rows[operand.name]
         alone = self.cut.writers[operand.name] == 1 and size is not None and self.cut.is_whole(operand)

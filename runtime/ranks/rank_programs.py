@@ -134,7 +134,7 @@ def _narrowed(program: LoweredProgram) -> LoweredProgram:
 
 
 _Places = tuple[tuple[tuple[int, int], int], ...]
-"""Ranges of a row's columns, and where each begins once the others are gone."""
+"""A buffer's columns that stay when the others are removed: (ranges of columns, new first column of each range)."""
 
 
 def _width_of(places: _Places) -> int:

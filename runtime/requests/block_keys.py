@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Content(NamedTuple):
-    """A placeholder's token id and the digest of the content that replaces it. It sorts after the bare token id."""
+    """A placeholder's token id, with the digest of the content that replaces it. It sorts after the plain token id."""
 
     placeholder: int
     digest: bytes
@@ -47,9 +47,7 @@ class Namespace(NamedTuple):
 
 
 def items_of(tokens: Sequence[int], contents: Mapping[int, bytes]) -> list[Item]:
-    """Returns the items of ``tokens``; ``contents`` maps the positions of placeholders to the digests of their
-    contents.
-    """
+    """Returns the items of ``tokens``. ``contents``: position of a placeholder -> digest of its content."""
     items: list[Item] = list(tokens)
     for position, digest in contents.items():
         items[position] = Content(tokens[position], digest)

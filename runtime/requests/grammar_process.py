@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MEMORY = 64 << 20
-"""Bytes of addresses that a trial may take: twice what a compiled grammar may keep."""
+"""The most bytes of address space of a trial: twice what a compiled grammar may keep."""
 MOST_COMPILED = 32 << 20
 """The most bytes of memory that a compiled grammar may keep."""
 SHORT_SECONDS = 0.5
-"""Processor time of a trial after which it is stopped if others wait for theirs."""
+"""The processor time of a trial, in seconds, after which it is stopped if other trials wait."""
 MASK_SECONDS = 0.25
-"""Processor time of a mask: all requests of a step wait for it."""
+"""The most processor time of computing one mask, in seconds, because all requests of a step wait for it."""
 AT_ONCE = 2
 START_SECONDS = 120.0
 _PATIENCE = 12  # times its processor time, on a machine that others keep busy
@@ -57,9 +57,9 @@ _CLOCK = os.sysconf("SC_CLK_TCK")
 
 
 def limits(times: int = 1) -> LLParserLimits:
-    """Returns llguidance's limits of work for each step of a grammar.
+    """Returns llguidance's limits of work for each step of a grammar: ``times`` times the limits of a trial.
 
-    ``times`` multiplies the limits of a trial, so that answers don't reach limits that a trial has passed.
+    An answer gets higher limits than the trial, so that it never reaches them if the trial didn't.
     """
     from llguidance import LLParserLimits
 
@@ -173,7 +173,7 @@ class GrammarProcess:
         self.turns = FairTurns()
 
     def failure(self, source: str) -> str | None:
-        """Returns why a grammar failed in an earlier trial; None if it hasn't failed.
+        """Returns the problem of a grammar that failed in an earlier trial; None if it hasn't failed.
 
         Raises OverloadError if the earlier trial was stopped because it was slow, and other threads wait for a turn.
         """
@@ -187,9 +187,9 @@ class GrammarProcess:
     def attempt(self, source: str, tenant: str = "") -> tuple[str | None, int]:
         """Compiles a grammar in the process, while this thread has its turn.
 
-        Returns two values: a description of the problem if the grammar fails or exceeds the limits, otherwise None; and
-        the bytes of memory that the grammar needs. Raises OverloadError if compiling is slow and other threads wait for
-        their turn.
+        Returns (problem, bytes): a message if the grammar fails or exceeds the limits, otherwise None; and the memory
+        that the compiled grammar needs. Raises OverloadError if compiling is slow and other threads wait for their
+        turn.
         """
         with self._changed:
             process = self._started()
@@ -218,8 +218,9 @@ class GrammarProcess:
         self._failures.put(_digest(source), failure, tenant, 256 + len(failure.problem))
 
     def _wait(self, process: subprocess.Popen[bytes], trial: _Trial) -> bool:
-        """Waits until a trial has ended or takes too long. Returns True if it is stopped because other threads
-        wait.
+        """Waits until a trial has ended or its time is over.
+
+        Returns True if it is to be stopped because other threads wait.
         """
         ends = time.monotonic() + self._seconds * _PATIENCE
         with self._changed:
@@ -405,7 +406,10 @@ def _reap(numbers: dict[int, int]) -> None:
 
 
 def _base(tokens: LLTokenizer) -> int:
-    """Returns the memory in bytes that a trial of a trivial grammar takes, to be subtracted from others."""
+    """Returns the memory in bytes that the trial of a trivial grammar takes.
+
+    It is subtracted from that of other trials.
+    """
     simple = "start: /a/"
     _tried(tokens, simple, 0)
     here, there = os.pipe()
@@ -486,9 +490,7 @@ def _walked(matcher: LLMatcher, rng: random.Random) -> str:
 
 
 def _random_bit(bits: int, rng: random.Random) -> int:
-    """Returns the index of one of the set bits of ``bits``, each with the same probability. It avoids loading
-    numpy.
-    """
+    """Returns the index of a set bit of ``bits``, each with the same probability. It doesn't import numpy."""
     rank, place, size = rng.randrange(bits.bit_count()), 0, bits.bit_length()
     while size > 1:
         half = size // 2

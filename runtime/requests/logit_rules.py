@@ -18,7 +18,7 @@ from .sampling import SamplingParams
 from .structured import Grammar, Guided, Masks
 
 Row = tuple[SamplingParams, int, int]
-"""Parameters, seed, and the index of the new token in its request's output."""
+"""A row of a step: sampling parameters, seed, and the index of the new token in its request's output."""
 
 
 class LogitRules:
@@ -122,7 +122,10 @@ class LogitRules:
         return rules
 
     def _behind(self, token: int) -> LogitRules:
-        """Returns a copy of the rules with one more token, without the grammar: ``Masks`` follows drafts by itself."""
+        """Returns a copy of the rules as they are after one more token, without the grammar:
+
+        ``Masks`` follows drafts by itself.
+        """
         other = copy(self)
         tail_length = max([1, *(len(word) - 1 for word in self._words)])  # so many last tokens are looked at
         other._tokens = [*self._tokens[-tail_length:], token]
@@ -137,7 +140,9 @@ class LogitRules:
         return other
 
     def biases(self) -> tuple[array[int], array[float]]:
-        """Returns the tokens whose logits change next, each once, and the value added to each logit; -inf is a ban."""
+        """Returns (tokens, values): each token whose next logit changes, once, and the value to add to it. -inf bans
+        it.
+        """
         tokens, banned = self._tokens, dict[int, float]()
         if len(tokens) - self._prompt_length < self._min_tokens:
             banned |= self._ends
@@ -157,9 +162,9 @@ _RARE = (
     *("typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("top_n_sigma", "xtc_probability"),
 )
-"""Options that a batch lacks where no row asks for them."""
+"""The options whose array a batch omits if no row uses them."""
 PLAIN: Row = (SamplingParams(), 0, 0)
-"""A row whose token nobody wants."""
+"""The sampling options of a row whose drawn token is ignored."""
 
 
 def sampling_batch(
@@ -174,9 +179,9 @@ def sampling_batch(
     Args:
         rows: parameters, seed and output index of each row.
         rules: the rules of each row's request; may be empty if no row has any.
-        top: the least number of top logprobs to compute; None if only the parameters count.
-        scored: row -> tokens whose logprobs are computed instead of the drawn token's, for that row and the rows after
-            it.
+        top: the number of top logprobs to compute, unless parameters ask for more; None for those of parameters alone.
+        scored: row r -> known tokens; the logprobs of these are computed at rows r, r + 1, ... instead of the drawn
+            token's.
         guided: rows that are limited by grammars; other threads begin to compute their masks.
     """
     counts = [p.logprobs for p, _, _ in rows if p.logprobs is not None] + ([] if top is None else [top])

@@ -17,18 +17,18 @@ from .request import Generation, Request
 PAST_TOKENS = 1 << 15
 """Tokens of past answers that are kept for each tenant; about 150 bytes each."""
 PAST_TENANTS = 8
-"""Tenants whose past answers are kept: those that ended a request last."""
+"""The number of tenants whose past answers are kept: those with the last ended requests."""
 OWN_KINDS = {
     8: ProposalKind("own_text", 8, 0.8),
     4: ProposalKind("own_text", 4, 0.6),
     3: ProposalKind("own_text", 3, 0.4),
     2: ProposalKind("own_text", 2, 0.25),
 }
-"""The length of an n-gram that was found in a request's own text -> the kind of what followed."""
+"""The length of an n-gram that occurs earlier in the request's own text -> the kind of the proposal from there."""
 PAST_KINDS = {8: ProposalKind("past_answers", 8, 0.8), 4: ProposalKind("past_answers", 4, 0.6)}
-"""The length of an n-gram that was found in a past answer -> the kind of what followed."""
+"""The length of an n-gram that occurs in a past answer -> the kind of the proposal from there."""
 FORCED = ProposalKind("forced", 1 << 10, 1.0)
-"""Tokens that have to come."""
+"""The kind of proposals that the rules of a request force."""
 
 
 class ForcedTokens(Proposer):
@@ -55,7 +55,7 @@ class OwnText(Proposer):
 
 
 _BITS = 32
-"""Bits of a token in a number that stands for an n-gram."""
+"""Bits of a token in the integer that represents an n-gram."""
 _MASKS = {count: (1 << _BITS * count) - 1 for count in OWN_KINDS}
 
 
@@ -153,6 +153,6 @@ class _Answers:
 
 
 def _hashes(answer: array[int]) -> list[tuple[int, int]]:
-    """Returns hash and end index of all n-grams of an answer that have a token after them."""
+    """Returns (hash, end index) of each n-gram of an answer that has a token after it."""
     grams = ((count, end) for count in PAST_KINDS for end in range(count, len(answer)))
     return [(hash(tuple(answer[end - count : end])), end) for count, end in grams]

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from ..text.formats.answers import Message
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-"""stop: an end token or a stop string; length: max_tokens or the context is reached; abort: the caller gave it up;
-error: the model's logits for it were not finite."""
+"""The reason for a request's end.
+
+stop: an end token or a stop string; length: ``max_tokens`` or the context is reached; abort: the caller aborted it;
+error: the request failed, for example because its logits weren't finite.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ class RequestMetrics:
 
     @property
     def times(self) -> tuple[float, float, float]:
-        """The seconds in which the request waited, processed its prompt, and generated."""
+        """Three durations in seconds: waiting, from the first chunk of the prompt to the first token, and
+        generating.
+        """
         started = self.queued if self.started is None else self.started
         first = started if self.first_token is None else self.first_token
         return started - self.queued, first - started, (self.last_token or first) - first
@@ -106,9 +111,9 @@ class Classification:
 
     Attributes:
         labels: the names of the classes, as the model has them; their numbers if it has no names.
-        scores: [C] float32, a number for each class; [S, C] of a model that classifies tokens.
+        scores: float32, a number for each class: [C]; or [S, C] from a model that classifies each of S tokens.
         token_ids: the tokens of the text, with the special ones around it.
-        error: the error of this text alone, whose scores are NaN then; otherwise None.
+        error: the error if this text failed, whose scores are NaN then; otherwise None.
     """
 
     labels: tuple[str, ...]
@@ -118,7 +123,7 @@ class Classification:
 
     @property
     def label(self) -> str | tuple[str, ...]:
-        """The label with the greatest score; of a model that classifies tokens, that of each token."""
+        """The label with the greatest score. For a model that classifies tokens: such a label of each token."""
         best = self.scores.argmax(-1)
         return self.labels[int(best)] if best.ndim == 0 else tuple(self.labels[int(one)] for one in best)
 
@@ -203,8 +208,9 @@ class RequestOutput:
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """One entry per answer, as in vLLM; ``logprobs`` has a dict per new token, of the token itself and the top
-        tokens.
+        """One entry per answer, as in vLLM.
+
+        Its ``logprobs`` has, for each new token, a dict of that token and the top tokens.
         """
         return [answer._completion(index) for index, answer in enumerate((self, *self.others))]
 

@@ -22,8 +22,8 @@ class ProposalKind:
 
     Attributes:
         source: the name of the proposer.
-        rank: decides among proposals that cost no time: a request's proposal with the highest rank becomes the draft.
-        expected: the expected acceptance rate of a token after accepted ones, until the rate is measured.
+        rank: the priority among proposals that cost no time: the one with the highest rank becomes the draft.
+        expected: the expected rate at which a token is accepted if the tokens before it were, until it is measured.
     """
 
     source: str
@@ -110,7 +110,7 @@ class TimedProposer(Proposer):
         """Returns the estimated seconds to propose one more token for each of ``rows`` requests, together."""
 
     def behind(self, request: Generation) -> float:
-        """Returns the seconds to compute the tokens of a request that the proposer hasn't processed yet; 0 if they are
+        """Returns the seconds that the proposer needs to process a request's tokens that are new to it; 0 if they are
         few.
         """
         return 0.0

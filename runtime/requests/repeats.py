@@ -18,10 +18,10 @@ import numpy as np
 from ..shared.contracts import FloatArray, Int32Array
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
-"""A token -> the tokens after it with which it is a sequence breaker; an empty tuple where it is one alone."""
+"""Token -> the continuations with which it is a sequence breaker. An empty continuation means the token alone."""
 
 _LOG_MOST = 88.7228391
-"""The logarithm of the greatest float32, as llama.cpp has it: no penalty is greater."""
+"""The logarithm of the greatest penalty, the greatest float32, as in llama.cpp."""
 _MOST = float(np.finfo(np.float32).max)
 NO_BIASES: tuple[Int32Array, FloatArray] = np.zeros(0, np.int32), np.zeros(0, np.float32)
 """The biases of a row that has none."""
@@ -49,10 +49,10 @@ class _End:
 
 
 class Repeats:
-    """The tokens of one request, and for each position the number of tokens, up to that position, that equal the last
-    tokens of the text.
+    """The state of DRY for one request: its tokens, and for each position the length of the repetition that ends there.
 
-    ``push`` replaces its arrays, so that a shallow copy can continue independently.
+    That length is the number of tokens up to the position that equal the last tokens of the text. ``push`` replaces its
+    arrays, so that a shallow copy can continue independently.
 
     Args:
         options: the request's options.
@@ -96,7 +96,7 @@ class Repeats:
             self._last_breaker = breaker
 
     def biases(self) -> tuple[Int32Array, FloatArray]:
-        """Returns the tokens that are penalized next, each once, and the negative value that is added to each
+        """Returns (tokens, values): each token that is penalized next, once, and the negative value to add to its
         logit.
         """
         limit = self._unbroken()
@@ -145,8 +145,7 @@ class Repeats:
 
 
 def _repeated(tokens: list[int]) -> Int32Array:
-    """Returns for each position except the last how many tokens up to it equal the last tokens; 0 for the last
-    position.
+    """Returns for each position the number of tokens up to it that equal the last tokens; 0 for the last position.
 
     It is Gusfield's Z-algorithm over the reversed tokens.
     """

@@ -138,13 +138,13 @@ class Request:
 
     @property
     def identity(self) -> Identity:
-        """The arguments for another request that can share cached prefixes with this one."""
+        """The arguments of another request that can share cached prefixes with this one."""
         options = RequestOptions(self.tenant)
         return {"options": options, "adapter": self.namespace.adapter, "contents": self._contents}
 
     @property
     def wants_prompt(self) -> bool:
-        """True if outputs of prompt tokens are still missing, so that no cached prefix can be used."""
+        """True if outputs of prompt tokens are still missing, so that the request can't begin with a cached prefix."""
         return self.scores
 
     @property
@@ -237,13 +237,13 @@ class PromptRequest(Request):
         self._take = take
 
     def accept_rows(self, start: int, output: StepOutput, rows: slice, index: int = 0) -> None:
-        """Passes on the rows of a step's outputs that belong to the prompt tokens from ``start`` on.
+        """Passes the request its rows of a step's outputs.
 
         Args:
-            start: the position of the first token of the step.
+            start: the position of the request's first token in the step.
             output: the output of the step.
-            rows: the rows of outputs that have one for each token.
-            index: the row of outputs that have one for each request.
+            rows: the request's rows of outputs that have one for each token.
+            index: the request's row of outputs that have one for each request.
         """
         of_prompt = slice(index, index + 1)
         arrays = {name: output.outputs[name] for name in self.outputs}
@@ -412,7 +412,7 @@ class Generation(Request):
         Args:
             start: the position of the first computed token.
             count: the number of computed tokens.
-            found: the log-probabilities of the tokens from ``start`` + 1 on.
+            found: the log-probabilities of the prompt tokens at ``start`` + 1, ``start`` + 2, ...
         """
         assert self._prompt_logprobs is not None
         self._prompt_logprobs[start + 1 : start + 1 + len(found)] = found
@@ -473,7 +473,7 @@ class Generation(Request):
         )
 
     def _other(self, answer: Answer) -> RequestOutput:
-        """Returns the result for an answer of a beam search other than the best."""
+        """Returns the result for one of the other answers of a beam search, after the best one."""
         text = self._text_of(answer.tokens)
         if text is not None:
             text.finish()
@@ -538,7 +538,13 @@ class BeamSearch:
 
     @classmethod
     def begin(cls, root: Generation, vocab_size: int, new_text: Callable[[], OutputText | None] = lambda: None) -> None:
-        """Makes a request the first sequence of a new beam search."""
+        """Begins a beam search whose first sequence is ``root``.
+
+        Args:
+            root: the request that the caller waits for.
+            vocab_size: the number of tokens in the vocabulary.
+            new_text: returns a decoder for an answer's text, or None if no text is needed.
+        """
         root.search = cls(root.params, root.end_tokens, root.max_tokens, vocab_size, new_text, [root])
 
     def __post_init__(self) -> None:
@@ -551,7 +557,10 @@ class BeamSearch:
 
     @property
     def candidates(self) -> int:
-        """The number of best continuations to choose from: enough to continue even if many of these end the text."""
+        """The number of continuations to choose from.
+
+        It is large enough for the search to go on if many of them end the text.
+        """
         return max(2, 1 + len(self.end_tokens)) * self.params.num_beams
 
     @property
@@ -567,7 +576,7 @@ class BeamSearch:
         return not self.finished and all(member in self._found for member in self.members)
 
     def take(self, member: Generation, top: Sequence[tuple[int, float]]) -> None:
-        """Stores the most probable next tokens of a sequence, as (token, logprob), best first."""
+        """Stores the next tokens from which a sequence may continue, as (token, logprob), best first."""
         self._found[member] = top
 
     def choose(self) -> list[Branch]:
@@ -612,7 +621,12 @@ class BeamSearch:
         member.extend(branch.token)
 
     def _may_improve(self, total: float, length: int) -> bool:
-        """Returns True if a continued sequence may beat an answer; see ``SamplingParams.early_stopping``."""
+        """Returns True if a running sequence may still become a better answer; see ``SamplingParams.early_stopping``.
+
+        Args:
+            total: its sum of log-probabilities.
+            length: its number of new tokens.
+        """
         params = self.params
         if len(self.answers) < params.num_beams:
             return True

@@ -23,4 +23,4 @@ class RequestClass:
 
 
 NO_TARGETS = RequestClass()
-"""The class of requests that name none, where none is the default."""
+"""The class of requests that name no class, if no default class is declared."""

@@ -67,13 +67,13 @@ class RequestOptions(msgspec.Struct, frozen=True):
 
     @classmethod
     def taken_from(cls, variables: dict[str, Any]) -> RequestArguments:
-        """Removes the options from the keyword arguments of a chat, and returns them."""
+        """Removes the options of a request from ``variables``, the keyword arguments of a chat, and returns them."""
         names = [name for name in cls.__struct_fields__ if name in variables]
         return cast(RequestArguments, {name: variables.pop(name) for name in names})
 
 
 def check_priority(option: str, value: object) -> None:
-    """Raises RequestError for a priority that isn't an integer of 32 bits. ``option``: its name in the message."""
+    """Raises RequestError, naming ``option``, if a priority isn't an integer of 32 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 31:
         raise RequestError(
             f"{option}: {shown(value)} isn't an integer", hint="Lower numbers go first; 0 is the default."

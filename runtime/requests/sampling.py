@@ -23,16 +23,16 @@ MOST_STOP = 128
 MOST_STOP_TEXT = 4096
 MOST_BAD_WORDS = 1000
 MOST_BAD_TEXT = 1 << 15
-"""Characters, which are tokenized twice, before the request is made."""
+"""The most characters, or token ids, of ``bad_words``: they are tokenized twice before the request is made."""
 MOST_ANSWERS = 128
 MOST_BEAMS = 32
 MOST_PENALTY = 1e4
 MOST_BREAKERS = 32
 LONGEST_BREAKER = 40
-"""Bytes of a sequence breaker, at most, as in llama.cpp."""
+"""The most bytes of a sequence breaker, as in llama.cpp."""
 DEFAULTS_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 DEFAULTS_ALWAYS = ("repetition_penalty", "min_tokens", "stop", "bad_words")
-"""Options for which a bundle may have defaults: those of sampling, and those that hold for greedy answers too."""
+"""Options for which a bundle's defaults also apply to greedy answers."""
 SEQUENCE_OPTIONS = (
     *("top_n_sigma", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"),
     *("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
@@ -307,9 +307,9 @@ SamplingParams.__init__ = takes_vllm_names(OF_SAMPLING)(SamplingParams.__init__)
 
 
 def fitting_defaults(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the caller's fields, with those defaults that are compatible with them.
+    """Returns the caller's fields and those defaults that are compatible with them.
 
-    A beam search drops the defaults that it doesn't allow, and ``min_tokens`` is limited to ``max_tokens``.
+    A beam search drops the defaults that it doesn't allow, and a default ``min_tokens`` is limited to ``max_tokens``.
     """
     fields = {**defaults, **overrides}
     beams, most = fields.get("num_beams"), fields.get("max_tokens")
@@ -395,7 +395,7 @@ def sample_seed(seed: int, index: int) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number or string as a built-in type, without the behaviour of a caller's subclass; other values
+    """Returns a number or string as a built-in type, without the methods of a caller's subclass; other values
     unchanged.
     """
     if isinstance(value, bool) or value is None:
@@ -422,7 +422,7 @@ def _is_listing(value: Any) -> bool:
 
 
 def _are_ints(values: tuple[Any, ...]) -> bool:
-    """Returns True if all values are of type int, without a Python loop, because there may be a whole vocabulary."""
+    """Returns True if all values are of type int. There is no Python loop: the values may be a whole vocabulary."""
     return set(map(type, values)) == {int}
 
 
@@ -514,4 +514,4 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         'True, False or "never"',
     ),
 }
-"""A field -> the function that returns True for its values, and their description."""
+"""Field -> (function that returns True for its valid values, description of these values)."""

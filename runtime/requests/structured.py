@@ -47,19 +47,18 @@ MOST_CHOICES = 10_000
 MOST_DEPTH = 100
 """The most levels of a schema's objects and arrays."""
 COMPILE_SECONDS = 5.0
-"""Processor time of a compilation."""
+"""The most processor time of a compilation, in seconds."""
 KEPT_BYTES = 128 << 20
 """The most bytes of compiled grammars that are kept for later requests."""
 RUNNING_BYTES = 192 << 20
-"""The most bytes of compiled grammars that running requests and the kept ones have together."""
+"""The most bytes of compiled grammars of running requests and for later requests together."""
 _NESTED = 64  # levels of a pattern's groups
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """The form of an answer: exactly one of the first six fields is set. The fields are those of vLLM's class of this
-    name.
+    """The form of an answer: exactly one of the first six fields is set. Fields have the names of vLLM's class.
 
     Attributes:
         json: a JSON schema, as a mapping or as text, or a pydantic model.
@@ -231,13 +230,16 @@ def _depth(value: Any) -> int:
 
 
 def _held_text(schema: str) -> str:
-    """Returns the schema that is enforced, as text. Raises RequestError naming a keyword that can't be enforced."""
+    """Returns the schema that answers must follow, as text.
+
+    Raises RequestError naming a keyword that can't be enforced.
+    """
     held = hold_schema(json.loads(schema), "structured_outputs.json", lenient=False).schema
     return json.dumps({} if held is True else held)
 
 
 def _bounded(schema: str) -> str:
-    """Returns the schema of a structural tag's structure as text, with the rule for whitespace added."""
+    """Returns the schema of a structural tag as text, with llguidance's options for whitespace added."""
     held = hold_schema(json.loads(schema), "structured_outputs.structural_tag").schema
     return json.dumps({**({} if isinstance(held, bool) else held), "x-guidance": JSON_GUIDANCE})
 
@@ -338,7 +340,7 @@ class Grammar:
             self.check()
 
     def forced(self, most: int) -> Sequence[int]:
-        """Returns up to ``most`` next tokens if the grammar leaves no choice of text; otherwise none."""
+        """Returns up to ``most`` next tokens that the grammar forces; empty if it allows several texts."""
         if self.error is not None:
             return ()
         matcher = self._matcher.deep_copy()  # which keeps an error that this brings up: it costs the proposal alone
@@ -403,7 +405,7 @@ class Masks:
         self._work.result()
 
     def chosen(self, rows: npt.NDArray[np.int64]) -> Masks:
-        """Returns the masks of some rows, in their order."""
+        """Returns the masks of the rows with these indices, in that order."""
         return self._with_rows(self.rows[rows])
 
     def longer(self, more: int) -> Masks:
@@ -416,7 +418,7 @@ class Masks:
         return other
 
     def lists(self) -> list[npt.NDArray[np.int32]]:
-        """Returns the tokens that each mask allows, after waiting."""
+        """Waits for the masks, and returns the allowed token ids of each mask."""
         self.wait()
         bits = np.unpackbits(self.bits.view(np.uint8), axis=1, bitorder="little")
         return [np.flatnonzero(row).astype(np.int32) for row in bits]
@@ -556,13 +558,13 @@ class Grammars:
     def fill(self, places: Sequence[tuple[Grammar, int, list[int]]], bits: npt.NDArray[np.uint32]) -> None:
         """Computes masks into ``bits``; for a grammar that failed, all tokens are banned.
 
-        A draft may contain any token, and an error that a token causes stays in llguidance's matcher. So drafts are
-        followed on copies of it: an error then bans the rows after the draft's start, which drops the draft but keeps
-        the grammar.
+        An error that a token causes stays in llguidance's matcher, and a draft may contain any token. So drafts are
+        followed on copies of the matcher. After an error there, the rows of the draft are banned, which drops the draft
+        and keeps the grammar.
 
         Args:
-            places: for each grammar, the index of its mask in ``bits``, and the draft. The masks of the draft's tokens
-                follow it.
+            places: (grammar, index of its mask in ``bits``, draft). The masks of the draft's tokens follow the
+                grammar's.
             bits: [masks, ceil(V / 32)], the result.
         """
         sound = [place for place in places if place[0].error is None]
@@ -595,8 +597,9 @@ class Grammars:
 
 
 def _problems(compute: Callable[..., None], work: Sequence[Any], to: tuple[int, int, int]) -> list[str | None]:
-    """Calls ``compute`` for all of ``work`` at once, and one by one if that raises; returns an error message for each,
-    or None.
+    """Calls ``compute(work, *to)``; if that raises, calls it for each entry alone.
+
+    Returns each entry's error, or None.
     """
     problems: list[str | None] = [None] * len(work)
     try:
@@ -624,7 +627,7 @@ def _refused(kind: str, problem: str) -> RequestError:
 
 
 def _plainly(problem: str) -> str:
-    """Returns the first line of llguidance's error message, which names the keyword; at most 400 characters."""
+    """Returns the first line of an error message of llguidance, at most 400 characters. It names the wrong keyword."""
     lines = [line.strip() for line in problem.strip().splitlines() if line.strip()]
     first = re.sub(r"^at \d+\(\d+\): ", "", lines[0]) if lines else "it can't be compiled"
     if first.endswith("regex parse error:"):

@@ -174,7 +174,7 @@ def takes_vllm_names(
 
     Args:
         rules: the rule of each argument of vLLM.
-        of_params: names of fields of SamplingParams; an error for one of them says so.
+        of_params: names of fields of SamplingParams. The error for one of these points to SamplingParams.
         further: names of arguments that the function takes by ``**``.
         open_ended: True if any other name is accepted; False raises RequestError, which suggests a similar name.
     """
@@ -214,7 +214,17 @@ def _translated(
     open_ended: bool,
     given: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Returns the arguments ``others``, which have vLLM's names, under our names. Raises RequestError naming one."""
+    """Converts arguments with vLLM's names to ours. Raises RequestError naming the first one that isn't accepted.
+
+    Args:
+        called: the name of the called function, for messages.
+        others: the arguments that the function doesn't have.
+        rules: the rule of each argument of vLLM.
+        own: the names of the function's own arguments.
+        of_params: names of fields of SamplingParams.
+        open_ended: True if names without a rule are accepted, and passed on.
+        given: the function's own arguments in this call.
+    """
     arguments: dict[str, Any] = {}
     for name, value in others.items():
         rule = rules.get(name)

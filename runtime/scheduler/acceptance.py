@@ -5,17 +5,19 @@ from __future__ import annotations
 from enginewright.runtime.requests.proposers import ProposalKind
 
 _WEIGHT = 4.0
-"""The weight of the expected rate, in tokens."""
+"""The weight of the expected rate against measured ones, as a number of tokens."""
 _MEMORY = 100.0
-"""The last tokens that a rate is measured on, about."""
+"""The approximate number of last tokens over which a rate is measured."""
 _FADED = 0.98
-"""The share of a rate's weight that remains after a proposal that promised no gain: so it is tried again later."""
+"""The factor for the weight of a measured rate after a proposal without an expected gain: the kind is tried again
+later.
+"""
 CREDIT = 1.0
-"""The time that drafts of a kind may cost before any was accepted, in steps."""
+"""The time, in steps, that drafts of a kind may cost before the first one is accepted."""
 MORE_CREDIT = 0.003
-"""The further time that they may cost with each step, so that rejected kinds are tried again."""
+"""The time, in steps, by which the credit of a kind grows with each step, so that a rejected kind is tried again."""
 _MOST_CREDIT = 3.0
-"""The most credit that accepted drafts earn, in steps: a long run of them can't pay for many rejected ones."""
+"""The most credit of a kind, in steps: a long run of accepted drafts can't pay for many rejected ones."""
 
 
 class AcceptanceRates:
@@ -38,19 +40,19 @@ class AcceptanceRates:
         return (accepted + _WEIGHT * expected) / (tokens + _WEIGHT)
 
     def saw(self, kind: ProposalKind, accepted: int, tokens: int) -> None:
-        """Counts the tokens of a draft.
+        """Counts the tokens of a draft that the model has checked.
 
         Args:
             kind: the kind of the draft.
-            accepted: its accepted tokens.
-            tokens: the accepted tokens, and the first rejected one if there is one.
+            accepted: the number of its accepted tokens.
+            tokens: the number of checked tokens: the accepted ones, and the first rejected one if there is one.
         """
         seen = self._seen.setdefault(kind, [0.0, 0.0])
         share = min(1.0, _MEMORY / max(seen[1] + tokens, 1))
         seen[0], seen[1] = (seen[0] + accepted) * share, (seen[1] + tokens) * share
 
     def fade(self, kind: ProposalKind) -> None:
-        """Lowers the weight of a kind's measured rate, after a proposal that promised no gain."""
+        """Lowers the weight of a kind's measured rate, after a proposal without an expected gain."""
         if (seen := self._seen.get(kind)) is not None:
             seen[0], seen[1] = seen[0] * _FADED, seen[1] * _FADED
 
@@ -62,10 +64,16 @@ class Credit:
         self._left: dict[ProposalKind, tuple[float, int]] = {}  # kind -> credit, and the step in which it was that
 
     def left(self, kind: ProposalKind, step: int) -> float:
-        """Returns the credit of a kind of proposal in the step with number ``step``."""
+        """Returns the steps of time that drafts of this kind may still cost, in the step with number ``step``."""
         left, then = self._left.get(kind, (CREDIT, step))
         return left + MORE_CREDIT * (step - then)
 
     def spend(self, kind: ProposalKind, cost: float, step: int) -> None:
-        """Subtracts the cost of a draft; it is less than 0 if the draft saved time."""
+        """Subtracts a draft's cost from the credit of its kind.
+
+        Args:
+            kind: the kind of the draft.
+            cost: the time that it cost, in steps; negative if it saved time.
+            step: the number of the step.
+        """
         self._left[kind] = min(self.left(kind, step) - cost, _MOST_CREDIT), step

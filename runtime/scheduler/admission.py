@@ -74,14 +74,16 @@ class Admission:
         return chunks
 
     def _has_place(self, request: Request) -> bool:
-        """Returns True if the first waiting request may run together with the running ones."""
+        """Returns True if the first waiting request, ``request``, may run together with the running ones."""
         running = self._queues.running
         # The policy may leave a search waiting, but never a part of it: its sequences wait for each other.
         begun = request.search is not None and any(one.search is request.search for one in running)
         return self._fits(request) and (begun or places_taken(running) < self._queues.policy.most_running(running))
 
     def _fits(self, request: Request) -> bool:
-        """Returns True if there are places for a waiting request and for all later sequences of the beam searches."""
+        """Returns True if ``request`` and all later sequences of the beam searches are within the limit of running
+        requests.
+        """
         return places_taken([*self._queues.running, request]) <= self._most_running
 
     def _with_branches(self, request: Request, blocks: Mapping[str, int]) -> dict[str, int]:

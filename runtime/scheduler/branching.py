@@ -15,8 +15,9 @@ def together(request: Request) -> Sequence[Request]:
 
 
 def sequences_to_come(running: Sequence[Request]) -> int:
-    """Returns the number of sequences that the running beam searches may have besides the running ones: those that
-    wait, and those that branch off later.
+    """Returns the number of sequences by which the running beam searches may still grow.
+
+    These are the sequences that wait, and those that branch off later.
     """
     searches = [request.search for request in running if request.search is not None]
     if not searches:

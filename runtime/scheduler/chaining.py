@@ -14,14 +14,14 @@ from .base import Batch, Chunk
 from .request_queues import RequestQueues
 
 _UNKNOWN = 0
-"""Stands for a token that a step in flight draws; the executor puts the token in its place."""
+"""A placeholder for a token that a step in flight draws. The executor replaces it."""
 
 
 class Chain:
     """Makes the requests of the newest step in flight available to the next step.
 
-    A request may go on if its next token depends on the host for nothing but the token itself. If the token ends the
-    request, the next step has computed one token in vain: the scheduler ignores it, and frees its block then.
+    A request may go on if its next token depends on no result of the step but the drawn token. If that token ends the
+    request, the next step has computed one token in vain. The scheduler then ignores that one and frees its block.
 
     Args:
         queues: the requests.
@@ -36,9 +36,10 @@ class Chain:
 
     @contextmanager
     def ahead(self) -> Iterator[Mapping[Request, int]]:
-        """Makes the requests of the newest step as they will be after it, within the context.
+        """Within the context, puts the requests of the newest step into their state after it, with a placeholder for
+        the token.
 
-        The value is the row of that step which draws the last token of each request.
+        Yields request -> the row of the newest step that draws its last token.
         """
         changed: list[Chunk] = []
         rows: dict[Request, int] = {}
@@ -76,8 +77,9 @@ def sources_of(chunks: Sequence[Chunk], rows: Mapping[Request, int]) -> Int32Arr
 
 
 def goes_on(chunk: Chunk) -> bool:
-    """Returns True if a request's next step needs no result of this chunk but the drawn token, and doesn't end with it
-    in any case.
+    """Returns True if a request can be in the next step before the result of this chunk is known.
+
+    The next step then needs nothing of the result but the drawn token, and the token isn't the request's last.
     """
     request = chunk.request
     if not isinstance(request, Generation) or request.finished or request.search is not None or chunk.scores:

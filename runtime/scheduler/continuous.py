@@ -171,7 +171,10 @@ class ContinuousScheduler:
         return self.cache.room(tokens, sequences)
 
     def expected_seconds(self) -> float:
-        """Returns the estimated seconds of the last step, from the plan or from similar steps; 0 if unknown."""
+        """Returns the estimated time in seconds of the step that was scheduled last; 0 if unknown.
+
+        It comes from measured steps, or from the plan in the options.
+        """
         return self.times.seconds(StepSize.from_chunks(self.chunks)) if self.times.known else 0.0
 
     def add(self, request: Request) -> None:
@@ -327,8 +330,15 @@ class ContinuousScheduler:
             return self.fail(chunk.request, e)
 
     def _after_ended(self, batch: Batch, tokens: Sequence[int]) -> None:
-        """Lets others find what the step has computed for requests that have ended meanwhile, if it is finite: the step
-        could draw their next token. The last token of such a request may be among what it has computed.
+        """Makes the tokens of requests that ended while the step ran available to other requests, if their keys are
+        finite.
+
+        They are finite if the step could draw a next token. The last token of such a request may be among those that
+        the step has computed.
+
+        Args:
+            batch: the step.
+            tokens: the drawn tokens of its rows.
         """
         row = 0
         for chunk in batch.chunks:
@@ -351,7 +361,7 @@ class ContinuousScheduler:
             self.queues.step_over(chunk.request for chunk in batch.chunks)
 
     def _observe_step(self, batch: Batch, runs: int = 1) -> None:
-        """Passes the time that a step with ``runs`` runs took to disk, drafts and policy."""
+        """Passes the time of a step to the disk tier, the drafts and the policy. ``runs``: how often the step ran."""
         tokens, now = len(batch.step.ids), self._clock()
         # A step that follows another one begins when that one ends.
         seconds = now - (max(batch.began, self._last_commit) if self.caps.chains else batch.began)

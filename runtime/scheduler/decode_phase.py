@@ -52,7 +52,10 @@ class DecodePhase:
         return Chunk(request, plain.start, plain.count + len(draft), draft)
 
     def _make_room(self, request: Request) -> bool:
-        """Allocates a block for the next token if needed; returns False if ``request`` itself was preempted."""
+        """Allocates a block for the request's next token if needed.
+
+        Returns False if ``request`` itself was preempted for it.
+        """
         queues = self._queues
         while not queues.cache.grow(request, len(request.tokens), force=queues.is_first(request)):
             newest = queues.newest()

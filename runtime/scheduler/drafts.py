@@ -32,12 +32,15 @@ from .step_outputs import logprobs_of
 from .step_times import DecodeTimes
 
 NOT_EXACT = "Use the cpu target, or export for the cuda target with exact = true in [engines] of the recipe."
-"""The hint where a target doesn't promise a token's bits."""
+"""The hint of the error for a target on which a token's bits depend on the batch."""
 
 LEAST_GAIN = 1.05
-"""The least expected gain of a draft in tokens per second, as a factor: not all of its costs are measured."""
+"""The least expected speedup of a draft, as a factor of tokens per second. It allows for costs that aren't measured."""
 LEAST_LEFT = 32
-"""The least tokens that an answer is expected to go on for, if ``max_tokens`` allows; more if it has more already."""
+"""The least number of further tokens that an answer is expected to have, within ``max_tokens``.
+
+A longer answer is expected to go on for as many tokens as it has.
+"""
 
 
 class NoDrafts:
@@ -50,7 +53,12 @@ class NoDrafts:
     outputs: tuple[str, ...] = ()
 
     def begin(self, running: Sequence[Request], paused: Collection[Request]) -> bool:
-        """Begins a step of the running requests without the paused ones. Returns True if the step may have drafts."""
+        """Begins a step. Returns True if the step may have drafts.
+
+        Args:
+            running: the running requests.
+            paused: running requests that get no token in this step.
+        """
         return False
 
     def draft(self, request: Request) -> Sequence[int]:
@@ -58,8 +66,9 @@ class NoDrafts:
         return ()
 
     def skip(self, most: int) -> int:
-        """Returns how many steps, at most ``most``, need no drafts from now on; they count as begun. The first is the
-        step that has just begun.
+        """Skips the drafts of the next steps. Returns the number of steps without drafts, from 1 to ``most``.
+
+        The first of these is the step that has just begun. The others count as begun too.
         """
         return most
 
@@ -113,7 +122,13 @@ class NoDrafts:
 
 
 class _Choice(NamedTuple):
-    """Drafts of ``length`` tokens each, with the expected new tokens of the step, and its tokens per second (speed)."""
+    """A length of drafts, with what it is expected to bring.
+
+    Attributes:
+        speed: the new tokens per second of the step.
+        length: the tokens of each draft.
+        tokens: the new tokens of the step.
+    """
 
     speed: float
     length: int
@@ -121,7 +136,7 @@ class _Choice(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A request that may get a draft: the acceptance rate that is expected, and the most tokens of the draft."""
+    """A request that may get a draft: its expected acceptance rate, and the most tokens of the draft."""
 
     rate: float
     most: int
@@ -338,16 +353,19 @@ class Drafts(NoDrafts):
         return history
 
     def _looked_up(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
-        """Returns the proposal of the highest rank that costs no time for each request.
+        """Returns for each request its proposal of the highest rank, among those that cost no time.
 
-        ``wanted``: the requests, each with the most tokens of its proposal.
+        ``wanted``: (request, most tokens of its proposal).
         """
         nothing = [NOTHING] * len(wanted)
         of_each = zip(nothing, *(proposer.propose(wanted) for proposer in self._free), strict=True)
         return [max(proposals, key=lambda proposal: proposal.kind.rank) for proposals in of_each]
 
     def _found(self, own: _History, kind: ProposalKind) -> None:
-        """Records that a request has a draft in this step, so that proposers are called in the next step too."""
+        """Records that a request has a draft of this kind in this step.
+
+        So proposers are called for it in the next step too.
+        """
         own.kind, own.found, own.next_look = kind, self._steps, self._steps + 1
         self._next_look = self._steps + 1
 
@@ -385,9 +403,10 @@ class Drafts(NoDrafts):
     def _candidates(
         self, proposer: TimedProposer, step: _Step, able: Sequence[tuple[Generation, int]]
     ) -> list[_Candidate]:
-        """Returns the requests that gain more from a timed proposer than from a proposal that costs nothing.
+        """Returns the requests that gain more from a timed proposer than from a proposal without cost, highest rate
+        first.
 
-        ``able``: requests, and the most tokens that may be drafted for each. Those with the largest rates come first.
+        ``able``: (request, most tokens to draft for it).
         """
         kind, credit = proposer.kind, self._credit_seconds(step, proposer.kind)
         each = proposer.seconds(len(able)) / len(able)
@@ -501,9 +520,9 @@ class Drafts(NoDrafts):
 
 
 def _next_look(step: int, found: int) -> int:
-    """Returns the number of the next step in which proposers are called.
+    """Returns the number of the next step in which proposers are called, at the same steps for all requests.
 
-    Calling takes time, so after many steps without a draft not every step does it. All requests use the same steps.
+    Calls take time. So after many steps without a draft, proposers aren't called in every step.
 
     Args:
         step: the number of a step without a draft.

@@ -28,7 +28,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _ranked_as_it_came(request: Request, running: Sequence[Request]) -> None:
-    """Gives the request the first rank of its priority among those that arrived after it."""
+    """Ranks a request by its priority and arrival, before those of the same priority that arrived later."""
     request.rank = (request.priority, request.queued, 0)
 
 
@@ -112,7 +112,7 @@ HELPERS: Mapping[str, Fallbacks] = {
 """A kind of helper -> its fallbacks; see ``shared.helpers``."""
 
 REFUSES = frozenset({"arrives"})
-"""Methods whose EnginewrightError is their answer: a request that is refused."""
+"""Methods of helpers that refuse a request by an EnginewrightError, which is raised instead of a fallback."""
 
 
 def helper(kind: str, of: T, counters: Counters) -> T:

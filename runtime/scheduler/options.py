@@ -16,7 +16,7 @@ from enginewright.runtime.requests.request_options import check_priority
 from ..shared.errors import RequestError, shown
 
 DEFAULT_CLASS = "default"
-"""The class of requests that name none, if there is one of this name."""
+"""The name of the class of requests that name no class, if a class of this name is declared."""
 NAMES = ("fcfs", "priority", "fair", "offline")
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _SHORTEST, _LONGEST = 1e-9, 1e6
@@ -84,7 +84,7 @@ class Scheduling:
         return self.classes  # type: ignore[return-value]  # see __post_init__
 
     def class_named(self, name: str | None) -> RequestClass:
-        """Returns the class with a name; None is the default class. Raises RequestError with the known names."""
+        """Returns the class with this name; for None, the default class. Raises RequestError with the known names."""
         if name is None:
             return self._known.get(DEFAULT_CLASS, NO_TARGETS)
         if name not in self._known:

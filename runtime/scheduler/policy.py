@@ -32,18 +32,20 @@ from .step_times import StepSize, StepTimes
 from .waiting import Shares, WaitingQueue
 
 DECODE_SHARE = 0.8
-"""The share of a class's time per token that a step without prompts may take: the rest is for prompts."""
+"""The share of a class's target time per token that a step without prompts may take. The rest is left for prompts."""
 MARGIN = 0.95
-"""The share of a class's time per token within which a step with prompts should end, as steps vary."""
+"""The share of a class's target time per token that a step with prompts is planned to take, because times vary."""
 LEAST_PROMPT = 16
-"""Prompt tokens that every step has room for, so that requests before their first token advance."""
+"""The least number of prompt tokens that every step has room for, so that requests before their first token advance."""
 _MEASURED_PROMPTS = 8
 """Steps with prompts to measure before a request is refused because its targets can't be met."""
 _PROBE = 16
-"""One of this many requests that would miss their targets even alone is served all the same, to measure whether the
-machine has become faster; the others are refused."""
+"""One in this many requests that would miss their targets even alone is served all the same; the others are refused.
+
+It is served to measure if the machine has become faster.
+"""
 _DECODES_A_SAMPLE = 16
-"""One of this many steps without prompts is measured: they are many, and much alike."""
+"""One in this many steps without prompts is measured, because they are many and similar."""
 _RANK = attrgetter("rank")
 
 
@@ -75,8 +77,12 @@ class Policy:
         """Notes that a request has ended, or is about to end."""
 
     def after_step(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
-        """Learns from a step with these chunks. ``tokens``: the number of its tokens; ``seconds``: the time that it
-        took.
+        """Learns from a step.
+
+        Args:
+            chunks: the chunks of the step.
+            tokens: the number of its tokens.
+            seconds: the time that it took.
         """
 
     def describe(self) -> dict[str, float] | None:
@@ -84,9 +90,10 @@ class Policy:
         return None
 
     def begin_step(self, running: Sequence[Request]) -> bool:
-        """Decides, before a step, which waiting request comes first, and which running requests are ``paused``.
+        """Decides, before a step, which waiting request comes first, and sets ``paused``.
 
-        Returns True if the last running request must be preempted for the first waiting one.
+        Returns True if the last running request must be preempted for the first waiting one. ``running``: the running
+        requests.
         """
         return False
 
@@ -321,10 +328,10 @@ class RankedPolicy(Policy):
             )
 
     def _waits(self, request: Request, running: Sequence[Request]) -> Callable[[float, int], float]:
-        """Returns a function that estimates the seconds to a first token.
+        """Returns a function (tokens, ahead) that estimates the seconds until the first token of a request.
 
-        The function takes the number of prompt tokens before that token, and the number of requests that begin before
-        it.
+        ``tokens`` is the number of prompt tokens to compute before it, ``ahead`` the number of requests that begin
+        earlier.
         """
         tpots = [tpot for r in (*running, request) if (tpot := r.request_class.tpot) is not None]
         rows = min(len(running) + 1, self._most_running)
@@ -348,7 +355,7 @@ class RankedPolicy(Policy):
         return request.remaining - self._found(request)
 
     def _alone(self, request: Request, tokens: int) -> float:
-        """Returns the seconds to compute the last ``tokens`` of a request if it runs alone."""
+        """Returns the seconds to compute the last ``tokens`` tokens of a request's prompt if it runs alone."""
         seen = len(request.tokens) - tokens / 2
         return self.times.seconds(StepSize(0, tokens, 0, tokens * seen, -(-tokens // self._most_prompt)))
 

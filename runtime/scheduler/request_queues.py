@@ -53,8 +53,8 @@ class RequestQueues:
     def newest(self) -> list[Request]:
         """Returns the newest running request that isn't in flight, with all running sequences of its beam search.
 
-        If a newer request could be in the next step although it is in flight, that step leaves it out, and the list is
-        empty: the request isn't in flight when the step after is made. The list is empty too if all are in flight.
+        Returns [] if there is none. It also returns [] at a newer request in flight that the next step could have: that
+        request is left out of the next step, and can be preempted after that.
         """
         for request in reversed(self.running):
             if request in self.ahead:

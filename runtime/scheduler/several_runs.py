@@ -41,7 +41,9 @@ class SeveralRuns:
         self._rows, self._seconds = len(chunks), max(seconds, 1e-6)
 
     def count(self, decodes: Sequence[Chunk], prefills: Sequence[Chunk]) -> int:
-        """Returns the most runs of a step with these chunks, and allocates the blocks for their tokens."""
+        """Returns the number of runs for a step with these chunks, and allocates the blocks for the tokens of all
+        runs.
+        """
         queues = self._queues
         if self._most == 1 or prefills or queues.waiting or not self._rows == len(decodes) == len(queues.running):
             return 1
@@ -57,13 +59,13 @@ class SeveralRuns:
 
 
 def until(chunks: Sequence[Chunk]) -> tuple[int, ...]:
-    """Returns the tokens that end the request of any of these chunks."""
+    """Returns the tokens that end at least one of the requests of these chunks."""
     requests = [chunk.request for chunk in chunks]
     return tuple(frozenset[int]().union(*(one.end_tokens for one in requests if isinstance(one, Generation))))
 
 
 def _tokens_left(chunk: Chunk) -> int:
-    """Returns how many tokens its request can draw one after the other without the host."""
+    """Returns the number of tokens that the chunk's request can draw in a row without the host."""
     request = chunk.request
     if chunk.count > 1 or not goes_on(chunk) or not isinstance(request, Generation):
         return 1

@@ -48,7 +48,7 @@ class StepInputs:
         self._last: DecodeStep | None = None  # None if the last step had other chunks than decodes
 
     def build(self, chunks: Sequence[Chunk]) -> StepInput:
-        """Builds a ``contracts.StepInput`` of the chunks; from the last step's arrays if it follows that step."""
+        """Makes the step input of these chunks. If they follow the last step, its arrays are updated."""
         last, self._last = self._last, None  # after an error nothing follows from the last step
         if last is not None and last.is_followed_by(chunks):
             self._last = last.next(chunks)
@@ -95,7 +95,7 @@ class DecodeStep:
         self._guided = [Guided(grammar, row, ()) for row, grammar in enumerate(grammars) if grammar is not None]
 
     def is_followed_by(self, chunks: Sequence[Chunk]) -> bool:
-        """Returns True if ``chunks`` are the next token of each request, after any number of the step's runs."""
+        """Returns True if ``chunks`` are the next token of each request, after one or several runs of this step."""
         if [chunk.request for chunk in chunks] != self._requests:
             return False
         if 0 < (more := chunks[0].start - self._starts[0]) < self.step.runs:
@@ -131,9 +131,7 @@ class DecodeStep:
         return changed
 
     def _next_sampling(self, last: SamplingBatch, tokens: int) -> SamplingBatch:
-        """Returns the sampling state ``tokens`` after ``last``: the parameters stay, but the lists of rules may
-        change.
-        """
+        """Returns the sampling state ``tokens`` tokens after ``last``. Parameters stay, lists of tokens are updated."""
         sampling = last.following(tokens)
         if self._changing and self._lists is None:
             self._lists = RowLists(sampling, self._rules)

@@ -38,14 +38,14 @@ def top(output: StepOutput, row: int, count: int) -> list[tuple[int, float]]:
 
 
 def scored(request: Generation, output: StepOutput, start: int, first: int, count: int) -> list[TokenLogprobs]:
-    """Returns the log-probabilities of the prompt tokens after each of some prompt tokens.
+    """Returns the log-probabilities of the prompt tokens at positions ``start`` + 1 to ``start`` + ``count``.
 
     Args:
         request: the request.
         output: the output of the step.
-        start: the position of the first of these tokens.
+        start: the position of the first computed token.
         first: the row of that token in ``output``.
-        count: the number of these tokens.
+        count: the number of computed tokens.
     """
     following = request.tokens[start + 1 : min(start + 1 + count, request.prompt_length)]
     if not following:  # the new token comes after the prompt's last one

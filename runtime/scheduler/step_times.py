@@ -28,21 +28,26 @@ from ..shared.targets import PROCESSOR
 from .base import Chunk
 
 _ROW = 0.07
-"""The time of a further row, as a share of the time of a step of one row: small models on CPUs with 512-bit vectors."""
+"""The assumed time of a further row, as a share of a step of one row.
+
+It fits small models on CPUs with 512-bit vectors.
+"""
 _KEPT = 0.995
-"""The factor of a step's weight in the line of ``DecodeTimes``, for each later step: a machine's load changes."""
+"""The factor by which each new step lowers the weight of earlier ones in the fitted line, as a machine's load
+changes.
+"""
 _LATELY = 0.97
-"""The factor of a step's weight in the mean of one number of rows, for each later step."""
+"""The factor by which each new step lowers the weight of earlier ones in the mean residual of a number of rows."""
 _LIKE_OTHERS = 2.0
-"""The weight, in steps, of the residual of all recent steps in the residual of one number of rows."""
+"""The weight, in steps, of the mean residual over all numbers of rows in the residual of one number of rows."""
 _PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
-"""Rows and weights of assumed steps that take the expected time."""
+"""(rows, weight in steps) of assumed steps, which take the expected time. They steady the line before measurements."""
 _MEMORY = 16.0
-"""Steps of one size that the mean of their times goes back to."""
+"""The approximate number of last steps of one size over which their time is averaged."""
 _OUTLIER = 4.0
-"""A step that takes more than this many times the predicted time counts as this many times: another program ran."""
+"""The limit for a measured time, as a multiple of the predicted one. A longer step was disturbed by another program."""
 _LEAST_STEPS = 12
-"""``StepTimes`` predicts nothing before this many steps were measured."""
+"""The number of steps that must be measured before ``StepTimes`` predicts anything."""
 _MOST_BETWEEN_FITS = 128
 _LEAST_OF_SIZE = 8
 """Steps of a size before its distance from the fit counts, and it is half or twice the fit at most."""
@@ -65,8 +70,8 @@ class DecodeTimes:
     """Estimates the times of decode steps from their numbers of rows.
 
     Whatever times it gets, it never raises, and never estimates NaN, infinity or less than ``LEAST_SECONDS``. Before
-    measurements, the estimate comes from ``optimize tune``, or from a line. Numbers of rows without recent steps get
-    the residual of the last steps, because then the machine's speed has changed.
+    measurements, the estimate comes from ``optimize tune``, or from a line. A number of rows without recent steps gets
+    the residual of recent steps of other numbers, because a changed speed of the machine affects all of them.
 
     Args:
         measured: tokens of a request -> seconds of steps in which it has 1, 2, ... rows, from ``optimize tune``.
@@ -98,7 +103,10 @@ class DecodeTimes:
         self._expected[1:] = [float(np.interp(context, known, of)) for of in zip(*seconds, strict=True)]
 
     def took(self, rows: int, seconds: float) -> None:
-        """Learns from a step of at most ``DRAFT_ROWS`` rows. NaN, infinity and negative times are ignored."""
+        """Learns from a step of ``rows`` rows that took ``seconds``.
+
+        Steps of more than ``DRAFT_ROWS`` rows are ignored, and so are times that are NaN, infinite or negative.
+        """
         if (bounded := _bounded(seconds)) is None or not 0 < rows <= DRAFT_ROWS:
             return
         seconds = min(bounded, 2 * self.seconds(rows)) if self.known else bounded  # where something else ran
@@ -228,7 +236,7 @@ class StepTimes:
 
     @property
     def row_tokens(self) -> float:
-        """Returns the number of prompt tokens that take as long as one decoded token in a step with other requests."""
+        """The number of prompt tokens that take as long as one decoded token in a step with other requests."""
         return min(self._row / self._prompt, _MOST_ROW_TOKENS) if self._row and self._prompt else 2.0
 
     def describe(self) -> dict[str, float]:
@@ -252,7 +260,7 @@ class StepTimes:
             self._next_fit = self._steps + min(self._steps, _MOST_BETWEEN_FITS)
 
     def begin_with(self, plan: Path) -> None:
-        """Begins with the steps of a plan for this machine. Raises RequestError if the file has none."""
+        """Takes the steps of a plan for this machine as measured ones. Raises RequestError if the file has none."""
         for size, seconds in planned_steps(plan):
             self._add(size, min(max(seconds, LEAST_SECONDS), _MOST_SECONDS))
         self._fit()
@@ -294,7 +302,7 @@ class StepTimes:
 
 
 def _kind(rows: float, prompt: float) -> tuple[bool, bool]:
-    """Returns (True if a step decodes, True if it has prompt tokens)."""
+    """Returns (decodes, has_prompt): True if a step decodes, and True if it has prompt tokens."""
     return rows > 0, prompt > 0
 
 
@@ -303,8 +311,9 @@ def _key(size: StepSize) -> tuple[int, int, int]:
 
 
 def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:
-    """Reads the steps of this machine from the output of ``optimize plan --json``. Raises RequestError naming the
-    option.
+    """Reads (size, seconds) of the steps of this machine from the output of ``optimize plan --json``.
+
+    Raises RequestError naming the option.
     """
     try:
         plans = json.loads(read_regular(plan, most=MOST_JSON_BYTES))["plans"]

@@ -9,7 +9,7 @@ from operator import attrgetter
 from enginewright.runtime.requests.request import Request
 
 LEAST_TENANTS = 1024
-"""Counters of tenants up to which none is dropped; of more, those that make no difference are."""
+"""The number of tenants' counters from which on those without effect are dropped."""
 _RANK = attrgetter("rank")
 
 
@@ -39,7 +39,9 @@ class Shares:
     def joins(self, tenant: str, others: Sequence[str]) -> None:
         """Registers a tenant whose first waiting request has arrived.
 
-        ``others``: the tenants with waiting requests, or the last one that had some.
+        Its service becomes at least the least of ``others``.
+
+        ``others``: the tenants with waiting requests; if there are none, the last one that had some.
         """
         least = min((self.had(other) for other in others), default=0.0)
         self._had[tenant] = max(self.had(tenant), least)
@@ -47,8 +49,7 @@ class Shares:
             self._forget(least, {tenant, *others})
 
     def _forget(self, least: float, waiting: set[str]) -> None:
-        """Drops the counters of tenants without requests, if these would begin with ``least`` anyway. ``least`` never
-        falls.
+        """Drops the counters of tenants without requests that would begin with ``least`` anyway. ``least`` never falls.
 
         ``waiting``: the tenants with waiting requests.
         """
@@ -97,11 +98,14 @@ class WaitingQueue:
         self._last_left: list[str] = []
 
     def append(self, request: Request) -> None:
-        """Adds a request at its rank, after those of equal rank."""
+        """Adds a request at the position of its rank, after those of equal rank."""
         insort_right(self._tenants(request), request, key=_RANK)
 
     def appendleft(self, request: Request) -> None:
-        """Adds a request at its rank, before those of equal rank: sequences of a search return in reverse order."""
+        """Adds a request at the position of its rank, before those of equal rank.
+
+        So the order of a search's sequences stays.
+        """
         insort_left(self._tenants(request), request, key=_RANK)
 
     def _tenants(self, request: Request) -> list[Request]:

@@ -61,7 +61,7 @@ NOT_SERVED: Mapping[str, str] = {
     **dict.fromkeys(("/embed_all", "/embed_sparse"), _OF_TOKENS),
     **dict.fromkeys(("/api/create", "/api/copy", "/api/pull", "/api/push", "/api/delete"), _CHANGES),
 }
-"""Reasons why paths that clients may ask for answer with 404."""
+"""Path that clients may request but that isn't served -> the reason, for the answer with status 404."""
 
 
 def make_app(front: Front) -> Gate:
@@ -141,7 +141,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/health")
     async def health(request: Request) -> Response:
-        """Returns status 200 if every model that should answer does, otherwise 503."""
+        """Returns status 200 if all models answer or are unloaded, otherwise 503."""
         states = {name: one.state for name, one in front.models.items()}
         late = [name for name, one in front.models.items() if one.overdue]
         well = not late and not front.stopping and all(state in ("ready", "unloaded") for state in states.values())
@@ -170,7 +170,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/props")
     async def props(request: Request) -> Response:
-        """Returns each model's state, and the reproducibility that its answers have."""
+        """Returns each model's state, and how reproducible its answers are."""
         return json_response({"models": {name: _props(front, one) for name, one in front.models.items()}})
 
     add_page(routes, front.models, keys=front.tenants.needed)
@@ -239,11 +239,13 @@ _HANDLERS: Mapping[Any, Any] = {
     405: _no_method,
     Exception: _unforeseen,
 }
-"""Error or status -> what answers it."""
+"""Type of an exception, or status -> the function that makes the response."""
 
 
 def _hint_of(path: str) -> str:
-    """Returns a hint for a path that is an endpoint's but for its beginning, as of a base URL without /v1."""
+    """Returns a hint for an unknown path that ends like an endpoint's, as with a base URL without /v1; "" for other
+    paths.
+    """
     tail = next((tail for tail in _TAILS if path.rstrip("/").endswith(tail)), None)
     if tail is None:
         return ""
@@ -259,7 +261,7 @@ _TAILS = dict(
         reverse=True,
     )
 )
-"""The end of a path without its base -> the path; the longest first."""
+"""The end of an endpoint's path, without /v1 or /api -> the whole path. The longest ends come first."""
 
 
 def _model_row(front: Front, name: str, model: Model) -> dict[str, Any]:
@@ -334,7 +336,7 @@ def _tokenized(front: Front, model: Model, body: TokenizeBody) -> dict[str, Any]
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """Returns a token as llama.cpp has it: its text, or its bytes where they aren't text."""
+    """Returns a token in llama.cpp's format: its text, or a list of its bytes if they aren't valid text."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -53,11 +53,11 @@ def application(args: dict[str, Any]) -> Any:
 
 
 class Door:
-    """The front end, in an actor.
+    """The front end of the server, in an actor of Ray Serve.
 
     Args:
-        args: as ``application`` has them.
-        handles: of the models' replicas, by their names.
+        args: the arguments of ``application``.
+        handles: the handles of the models' replicas, by the models' names.
     """
 
     async def __init__(self, args: dict[str, Any], handles: dict[str, Any]) -> None:  # type: ignore[misc]

@@ -219,9 +219,9 @@ async def _end_answers(front: Front) -> None:
 
 
 _STOPPED_SECONDS = 5.0
-"""The time after which clients may ask again, where another server takes this one's place."""
+"""The seconds after which clients of a stopped server may try again, where another server takes its place."""
 _FAREWELL_SECONDS = 2.0
-"""The time that clients have for the last event of a stream."""
+"""The seconds that clients have to read the last event of a stream when the server stops."""
 
 
 def address(options: ServerOptions, listener: socket.socket) -> str:

@@ -53,10 +53,14 @@ def plan_arena(program: LoweredProgram) -> LoweredProgram:
 
 
 def plan_region(programs: Sequence[LoweredProgram], region: int) -> tuple[LoweredProgram, ...]:
-    """Assigns the buffers of a region that ranks share an offset in it, the same in all of their programs.
+    """Gives each buffer of a shared region an offset, which is the same in the programs of all ranks.
 
-    Between two collectives, one rank may be ahead of another. So a buffer is live from the collective before its first
-    use on any rank to the collective after its last use.
+    A buffer is live from the collective before its first use on any rank to the collective after its last use, because
+    one rank may be ahead of another between two collectives.
+
+    Args:
+        programs: the program of each rank.
+        region: the number of the region (``Buffer.region``).
 
     Raises PassError as ``plan_arena`` does.
     """
@@ -87,7 +91,12 @@ def _all_meet(step: Step) -> bool:
 
 
 def _placed(buffers: Sequence[Buffer], lives: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Affine], Affine]:
-    """Returns the offset of each buffer, and the size of all together."""
+    """Packs buffers into one memory. Returns (buffer name -> offset, bytes of the whole memory).
+
+    Args:
+        buffers: the buffers, with their sizes.
+        lives: buffer name -> first and last step in which it is live, inclusive.
+    """
     classes: dict[Affine, list[_Piece]] = {}
     for buffer in buffers:
         unit, units = _class_of(buffer)
@@ -118,8 +127,9 @@ def live_bytes(program: LoweredProgram, tokens: int, requests: int, rows: int) -
 
 
 def lifetimes(program: LoweredProgram) -> dict[str, tuple[int, int]]:
-    """Returns for each buffer the steps that first write and last use it (also through views); outputs are live to the
-    end.
+    """Returns buffer name -> (first, last) step that uses it, also through views.
+
+    The first one writes it. Outputs of the program are live to its end.
     """
     lives: dict[str, tuple[int, int]] = {}
     for index, step in enumerate(program.steps):
@@ -144,7 +154,10 @@ def lifetimes(program: LoweredProgram) -> dict[str, tuple[int, int]]:
 
 
 def _class_of(buffer: Buffer) -> tuple[Affine, int]:
-    """Returns the unit of the buffer's class, and the buffer's size in that unit. A mixed size is its own unit."""
+    """Returns (unit, units): the unit of the buffer's class, and the buffer's size in that unit.
+
+    The unit of a size in one symbol is 64 bytes times that symbol. A size in several symbols is its own unit.
+    """
     size: Affine = buffer.size
     coefficients = size.coefficients()
     if any(c < 0 for c in coefficients):
@@ -159,7 +172,7 @@ def _class_of(buffer: Buffer) -> tuple[Affine, int]:
 
 
 def _pack(pieces: Sequence[_Piece]) -> tuple[dict[str, int], int]:
-    """Returns the offset of each piece, and the size of the class, in units."""
+    """Returns (buffer name -> offset, size of the class), all in units of the class."""
     placed: list[tuple[int, _Piece]] = []
     total = 0
     for piece in sorted(pieces, key=lambda p: (-p.units, p.first, p.name)):
@@ -174,8 +187,11 @@ def _overlap(a: _Piece, b: _Piece) -> bool:
 
 
 def _best_gap(piece: _Piece, neighbours: Sequence[tuple[int, _Piece]]) -> int:
-    """Returns the start of the smallest gap that fits among ``neighbours`` (sorted by offset), or the end of the last
-    one.
+    """Returns the offset of the smallest gap that holds ``piece``; without one, the end of the last neighbour.
+
+    Args:
+        piece: the buffer to place.
+        neighbours: (offset, buffer) of the placed buffers that are live at the same time, sorted by offset.
     """
     best: tuple[int, int] | None = None
     end = 0

@@ -32,7 +32,7 @@ VALUES = 256
 """Weights of a block."""
 
 _SIGNED = 8
-"""Weights whose signs are together."""
+"""Number of adjacent weights whose signs are stored together."""
 
 _CHUNK_BLOCKS = 256
 """Blocks that are expanded at a time: 256 KiB of floats, which stay in caches."""
@@ -99,7 +99,12 @@ class Codebook:
     since: int = 8
 
     def join(self, values: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]) -> Bytes:
-        """Joins the bytes of blocks without d, [.., blocks * bytes], and the d of each, [.., blocks], to blocks."""
+        """Builds blocks from their two parts: [.., blocks * block_bytes].
+
+        Args:
+            values: the bytes of the blocks without d, [.., blocks * (block_bytes - 2)].
+            scales: the d of each block, [.., blocks].
+        """
         blocks = np.empty((*scales.shape, self.block_bytes), np.uint8)
         blocks[..., :2] = scales[..., None].view(np.uint8)
         blocks[..., 2:] = values.view(np.uint8).reshape(*scales.shape, -1)
@@ -137,7 +142,10 @@ def _vectors(codebook: Codebook) -> npt.NDArray[np.float32]:
 
 @cache
 def _signs(width: int) -> npt.NDArray[np.float32]:
-    """Returns the signs 1 and -1 for each integer of ``width`` bits, [2^width, 8]."""
+    """Returns a table of the signs (1 or -1) of 8 weights for each stored integer: [2^width, 8].
+
+    With a ``width`` of 7, the eighth sign makes the number of negative ones even.
+    """
     bits = np.arange(1 << width)[:, None] >> np.arange(_SIGNED) & 1
     if width < _SIGNED:
         bits[:, -1] = bits.sum(-1) & 1

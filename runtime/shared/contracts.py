@@ -106,7 +106,7 @@ class CacheGroupShape(Record, frozen=True):
         )
 
     def with_heads(self, heads: int) -> Self:
-        """Returns the group with another number of key/value heads, as for one rank."""
+        """Returns a copy with ``heads`` key/value heads, such as the share of one rank."""
         return self.model_copy(update={"kv_heads": heads})
 
 
@@ -117,15 +117,13 @@ class CacheGroup(CacheGroupShape, frozen=True):
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """The number of key/value heads, the channels of a key and of a value, and the tokens of a block: Nkv, Dk, Dv,
-        K.
-        """
+        """The sizes (Nkv, Dk, Dv, K): key/value heads, channels of a key, channels of a value, tokens of a block."""
         return self.kv_heads, self.key_head_size, self.value_head_size, self.block_size
 
     def stored_as(self, computed: CacheDtype) -> CacheGroup:
-        """Returns the group stored in the type in which keys and values are computed, unless its format has scales.
+        """Returns the group with the type ``computed``, in which the model computes keys and values.
 
-        States are in float32 always.
+        A group whose format has scales or rotated integers is unchanged, and so are states, which are always float32.
         """
         fixed = self.dtype in SCALED_CACHES or self.dtype in ROTATED_CACHES or self.kind == STATE
         return self if fixed else self.model_copy(update={"dtype": computed})
@@ -154,8 +152,11 @@ SAMPLING_OPTIONS: Mapping[str, float] = {
     "xtc_probability": 0,
     "xtc_threshold": 0,
 }
-"""The arrays [R] of a ``SamplingBatch``, and the value of each that changes nothing. The C++ sampler knows them by
-name: a new option is a field here, one of ``RowSampling`` (sampler.h), and a line in sampling_bindings.cpp."""
+"""The numeric options of a ``SamplingBatch``, each an array [R], and the value that disables each of them.
+
+The C++ sampler knows them by name: a new option is a field here, one of ``RowSampling`` (sampler.h), and a line in
+sampling_bindings.cpp.
+"""
 
 SAMPLING_LISTS: Mapping[str, tuple[str, ...]] = {
     "seen_start": ("seen",),
@@ -164,7 +165,11 @@ SAMPLING_LISTS: Mapping[str, tuple[str, ...]] = {
     "dry_start": ("dry", "dry_bias"),
     "allowed_start": ("allowed",),
 }
-"""The lists of a ``SamplingBatch``, which have a length for each row: row r's are [start[r] : start[r + 1]]."""
+"""The options of a ``SamplingBatch`` that are a list for each row: name of the starts -> names of the concatenated
+lists.
+
+Row r's list is [start[r] : start[r + 1]].
+"""
 
 
 class StepMasks(Protocol):
@@ -183,13 +188,13 @@ class StepMasks(Protocol):
         """Waits until all masks are computed."""
 
     def chosen(self, rows: npt.NDArray[np.int64]) -> StepMasks:
-        """Returns the masks of some rows, in their order."""
+        """Returns the masks of the rows with these indices, in that order."""
 
     def longer(self, more: int) -> StepMasks:
         """Returns the masks with ``more`` additional rows, which have no mask."""
 
     def lists(self) -> list[Int32Array]:
-        """Returns the tokens that each mask allows, when all masks are computed."""
+        """Waits for the masks, and returns the allowed token ids of each mask."""
 
 
 @dataclass
@@ -264,7 +269,10 @@ class SamplingBatch:
         return replace(batch, masks=None, allowed_start=starts, allowed=np.concatenate(rows).astype(np.int32))
 
     def _without_token_0(self, rows: Sequence[bool]) -> SamplingBatch:
-        """Returns the batch with token 0 banned in some rows, which have no other bias."""
+        """Returns the batch with token 0 banned in the rows for which ``rows`` is True.
+
+        No row may have another bias.
+        """
         tokens, values = [], []
         for row, banned in enumerate(rows):
             entries = slice(0, 0)
@@ -281,7 +289,7 @@ class SamplingBatch:
         return replace(self, biased_start=starts, biased=np.concatenate(tokens), bias=np.concatenate(values))
 
     def following(self, tokens: int = 1) -> SamplingBatch:
-        """Returns the batch for the same requests after that many tokens: the same arrays except for the counters."""
+        """Returns the batch for the same requests ``tokens`` tokens later: the same arrays except for the counters."""
         batch = object.__new__(SamplingBatch)
         batch.__dict__.update(self.__dict__)  # a quarter of what copy.copy takes
         batch.counter = self.counter + tokens
@@ -429,11 +437,14 @@ class StepInput:
         return starts[1:] - starts[:-1]
 
     def requests_at(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Returns the request (index into B) of each of some tokens (indices into T)."""
+        """Returns the request (index into B) of each token in ``rows`` (indices into T)."""
         return np.searchsorted(self.q_start, rows, side="right") - 1
 
     def changed(self, **changes: Any) -> StepInput:
-        """Returns a copy with other arrays, as keywords of the ports, or other attributes."""
+        """Returns a copy with other arrays or attributes.
+
+        ``changes`` names ports (``kv_len=...``) or attributes (``runs=...``).
+        """
         others = {name: changes.pop(name, getattr(self, name)) for name in _STEP_OPTIONS}
         return StepInput(self.arrays | step_schema.flat(changes), **others)
 
@@ -476,7 +487,7 @@ def as_outputs(logits: FloatArray | None) -> dict[str, FloatArray]:
 
 
 DRAFT_ROWS = 16
-"""Most rows of a step that has drafts, over all requests: further rows take as much time as they save."""
+"""The most rows of a step with drafts, over all requests. Beyond that, another row costs as much time as it saves."""
 
 
 @dataclass(frozen=True)
@@ -526,7 +537,7 @@ class ExecutorCaps:
 
 
 Default = float | int | bool | list[str | list[int]]
-"""The default of a request's option, as ``SamplingParams`` has it; texts and lists of tokens are listed."""
+"""The value of a sampling option, of the same type as in ``SamplingParams``."""
 
 
 PooledTask = Literal["embed", "rerank", "classify", "token_classify"]
@@ -534,7 +545,7 @@ Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
 QUERY, DOCUMENT = "{query}", "{document}"
-"""The places of the texts in the templates of ``PoolingInfo``."""
+"""The placeholders of the two texts in the templates of ``PoolingInfo``."""
 
 
 class PoolingInfo(Record, frozen=True, kw_only=True):
@@ -574,9 +585,10 @@ class PoolingInfo(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The facts about a model that the runtime needs besides its programs.
+    """Facts about a model that the runtime needs besides its programs.
 
-    ``pooling`` is None for a model that generates text. ``context_length`` of other models is their longest text.
+    ``pooling`` is None for a model that generates text. For a model that doesn't, ``context_length`` is the length of
+    the longest text in tokens.
     """
 
     name: str

@@ -19,7 +19,7 @@ _LOG = logging.getLogger("enginewright.engine")
 COUNTERS: Mapping[str, str] = {
     "num_preemptions": "How often a request gave its blocks up.",
 }
-"""Counter -> the help of its metric, which has the same name."""
+"""Name of a counter, which is its metric's too -> the help text of that metric."""
 
 
 class Counters:
@@ -43,7 +43,10 @@ class Counters:
             self.values[counter] = self.values.get(counter, 0) + number
 
     def caught(self, helper: str, method: str, error: Exception) -> None:
-        """Counts an error of a helper. The first error of each method and type is logged with its traceback."""
+        """Counts an error that ``method`` of ``helper`` raised.
+
+        Logs the first error of each method and type with its traceback.
+        """
         kind = helper, method, type(error)
         with self._lock:
             self.helper_errors[helper] = self.helper_errors.get(helper, 0) + 1
@@ -54,7 +57,10 @@ class Counters:
             _LOG.error(message, helper, method, shown(error, 300), exc_info=error)
 
     def call(self, helper: str, method: str, call: Callable[[], T], fallback: T) -> T:
-        """Returns the result of ``call``; if it raises, counts the error and returns ``fallback``."""
+        """Returns the result of ``call``.
+
+        If it raises, counts the error for ``method`` of ``helper`` and returns ``fallback``.
+        """
         try:
             return call()
         except Exception as e:  # noqa: BLE001  see the module

@@ -23,7 +23,7 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def plural(noun: str, number: int) -> str:
-    """Returns an English noun for ``number`` things: with an s unless there is one."""
+    """Returns an English noun in the number for ``number`` things: "token" for 1, otherwise "tokens"."""
     return noun if number == 1 else f"{noun}s"
 
 
@@ -33,11 +33,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def field_first(problem: str, whole: str) -> str:
-    """Returns msgspec's message of a wrong value with the field first, as in "max_tokens: expected `int`, got `str`".
+    """Returns a message of msgspec about a wrong value, reordered to begin with the field.
+
+    An example is "max_tokens: expected `int`, got `str`".
 
     Args:
-        problem: the message.
-        whole: the name of the parsed document, for a message without a field.
+        problem: msgspec's message.
+        whole: the name of the parsed document, which stands in for the field if the message names none.
     """
     message, _, place = problem.partition(" - at `$")
     return f"{place.rstrip('`').lstrip('.') or whole}: {message[0].lower()}{message[1:]}"
@@ -54,11 +56,12 @@ def meant(name: object, known: Iterable[str]) -> str:
 
 
 def meant_in(fields: Iterable[str], *missing: str) -> str:
-    """Returns the beginning of a hint if a field is missing and another one has nearly its name; otherwise "".
+    """Returns the beginning of a hint, "Did you mean FIELD by NAME? ", if a field has nearly the missing name;
+    otherwise "".
 
     Args:
-        fields: the fields that exist.
-        missing: the missing field, or several of which one suffices.
+        fields: the names that the document has.
+        missing: the name that is missing; or several names, of which the document needs one.
     """
     for name in fields:
         if name not in missing and (near := difflib.get_close_matches(name[:64], missing, 1)):
@@ -92,8 +95,9 @@ class EnginewrightError(Exception):
 
     @classmethod
     def restored(cls, message: str, hint: str | None, attributes: Mapping[str, Any]) -> Self:
-        """Returns an error of this class with these attributes, such as one of another process. It runs no
-        ``__init__``.
+        """Returns an error of this class with these attributes, without running ``__init__``.
+
+        It restores an error that another process sent.
         """
         error = cls.__new__(cls, message)
         error.__dict__.update(attributes, message=message, hint=hint)
@@ -234,8 +238,12 @@ class MissingDependencyError(EnginewrightError, ImportError):
     @classmethod
     @contextmanager
     def of(cls, package: str, what: str, extra: str) -> Iterator[None]:
-        """Converts a failed import in its block to this error: ``what`` needs ``package``, which the extra ``extra``
-        contains.
+        """Converts a failed import in its block to this error.
+
+        Args:
+            package: the package that can't be imported.
+            what: what needs the package.
+            extra: the extra of Enginewright that contains the package.
         """
         try:
             yield

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def package_of(thing: object) -> str | None:
-    """Returns the distribution that contains the class of ``thing``; None if it is Enginewright."""
+    """Returns the name of the distribution that has the class of ``thing``; None if that is Enginewright."""
     module = type(thing).__module__.partition(".")[0]
     if module == __name__.partition(".")[0]:
         return None

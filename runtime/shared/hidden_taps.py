@@ -7,7 +7,7 @@ from .lowered_program import Affine, Buffer, LoweredProgram, Operand, Step
 from .step_schema import HIDDEN, ROWS, layer_output
 
 Place = tuple[int, int]
-"""A step of the program, and which of its outputs."""
+"""A value of a program: (index of the step that computes it, index of the output of that step)."""
 
 TAPS_SINCE = 7
 """The first version of programs that name their taps."""
@@ -17,7 +17,7 @@ _FLOATS = ("f32", "bf16", "f16")
 _ATTENTIONS = ("paged_attention", "ring_attention", "attention")
 
 _LINE = 64
-"""Bytes that the places of buffers are multiples of, as ``arena.ALIGNMENT``."""
+"""Alignment of buffers in bytes, as ``arena.ALIGNMENT``."""
 
 
 def hidden_taps(program: LoweredProgram) -> dict[str, Place]:
@@ -51,12 +51,15 @@ def hidden_taps(program: LoweredProgram) -> dict[str, Place]:
 
 
 def add_taps(program: LoweredProgram) -> LoweredProgram:
-    """Returns the program with its hidden states as taps. Raises the errors of ``hidden_taps``."""
+    """Returns the program with the result of ``hidden_taps`` as its taps, whatever its version.
+
+    Raises the same errors.
+    """
     return program.model_copy(update={"taps": hidden_taps(program)})
 
 
 def with_taps(program: LoweredProgram) -> LoweredProgram:
-    """Returns the program with its taps, which programs of versions before 7 don't contain.
+    """Returns a program that has taps: one of a version before 7 gets its hidden states, others are unchanged.
 
     Raises BundleError for a program that never writes its result.
     """
@@ -66,10 +69,10 @@ def with_taps(program: LoweredProgram) -> LoweredProgram:
 
 
 def with_tap_outputs(program: LoweredProgram) -> tuple[LoweredProgram, frozenset[int]]:
-    """Returns the program with its float32 taps as outputs, and the indices of the steps that write those.
+    """Makes the float32 taps of a program additional outputs. Returns the program and the indices of the added steps.
 
-    Such a step copies the rows of a tap as soon as it is computed to memory after the program's arena, whose buffers
-    keep their offsets. Without these steps, the program is unchanged.
+    Each added step copies the rows of a tap, as soon as the tap is computed, to memory after the program's arena. All
+    other buffers keep their offsets, and an executor may skip the added steps without changing any other result.
     """
     shape = (Affine(r=1),)
     rows = Operand(kind="input", name=ROWS, dtype="i32", shape=shape, strides=(Affine(1),))
@@ -97,14 +100,16 @@ def with_tap_outputs(program: LoweredProgram) -> tuple[LoweredProgram, frozenset
 
 
 def _last_read(program: LoweredProgram, step: int) -> int:
-    """Returns the slot of the last output of a step that later steps read; that of its last output if none is."""
+    """Returns the index of the last output of step ``step`` that a later step reads; of its last output if none is
+    read.
+    """
     outputs = program.steps[step].outputs
     read = {operand.name for later in program.steps[step + 1 :] for operand in later.inputs}
     return max((slot for slot, operand in enumerate(outputs) if operand.name in read), default=len(outputs) - 1)
 
 
 def _gathered(program: LoweredProgram, place: Place) -> Place:
-    """Returns where a value is complete: its own step, or the later step in which ranks gather it."""
+    """Returns where the whole of a value is: in the later step that gathers it from all ranks, or else in its own."""
     step, slot = place
     name = program.steps[step].outputs[slot].name
     for i, later in enumerate(program.steps[step + 1 :], step + 1):

@@ -10,9 +10,12 @@ JSON_WHITESPACE = r" |\r?\n[ \t]{0,60}"
 """The whitespace between the parts of JSON that a model writes: a space, or a line's end with an indentation. Small
 models write whitespace without end where any is allowed."""
 JSON_GUIDANCE = {"whitespace_pattern": JSON_WHITESPACE, "lenient": False, "coerce_one_of": False}
-"""The options of llguidance for a schema within a grammar ("x-guidance"), whatever the schema itself says."""
+"""The options of llguidance ("x-guidance") for a schema within a grammar. They replace the schema's own."""
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""All but the end of a line and the tab: a terminal obeys them. The last ones turn the direction of writing round."""
+"""Control characters that change what a terminal shows, without the line feed and the tab.
+
+The last ranges reverse the direction of text.
+"""
 _MAY_HAVE_CONTROLS = re.compile(rb"\\[bfru]|\x7f|\xc2[\x80-\x9f]|\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
 
 

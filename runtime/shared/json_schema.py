@@ -47,9 +47,9 @@ _DEPTH = 100  # levels of a schema together with the references that are merged 
 _COMPARED = 64  # alternatives of a oneOf that are compared with one another
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?")
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
-"""Booleans of draft 4 -> the keyword that has their number."""
+"""Keywords that are booleans in draft 4 -> the keyword that has the number of the bound."""
 _DEPENDENT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
-"""Keywords that say nothing without another one -> that keyword."""
+"""Keywords that have an effect only together with another keyword -> that keyword."""
 _UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9bBkGZ]")
 
 
@@ -68,12 +68,12 @@ class HeldSchema:
 
 @dataclass(frozen=True)
 class _Outer:
-    """The object that contains an alternative of ``anyOf`` or ``oneOf``, as far as the alternative needs it.
+    """The facts about an object that one of its alternatives (in ``anyOf`` or ``oneOf``) needs to be closed.
 
     Attributes:
-        names, patterns: the properties that it declares.
-        declares: True if it has ``properties`` itself, so that every alternative is closed.
-        typed: True if it has types.
+        names, patterns: the properties that the object declares outside of the alternative.
+        declares: True if the object has ``properties`` itself, so that every alternative is closed.
+        typed: True if the object restricts its types.
         is_open: True if no alternative is closed.
     """
 
@@ -86,11 +86,11 @@ class _Outer:
 
 @dataclass
 class _Parts:
-    """The schemas that an instance meets together: a schema, and those of its ``allOf`` and ``$ref``.
+    """A schema and the schemas of its ``allOf`` and ``$ref``: an instance has to meet all of them.
 
     Attributes:
-        parts: these schemas, without those that have ``unevaluatedProperties``, which are closed by themselves.
-        sealed: True if there are such schemas.
+        parts: these schemas. Nested ones with ``unevaluatedProperties`` are left out, as they close their own object.
+        sealed: True if such a nested schema was left out.
     """
 
     parts: list[dict[str, Any]]
@@ -98,36 +98,41 @@ class _Parts:
 
     @property
     def groups(self) -> list[list[Any]]:
-        """The lists of alternatives."""
+        """The ``anyOf`` and ``oneOf`` lists of all parts."""
         return [group for part in self.parts for group in groups_of(part)]
 
     @property
     def says_others(self) -> bool:
-        """True if a schema says itself which other properties there may be."""
+        """True if one of the schemas states explicitly which undeclared properties are allowed."""
         return self.sealed or any("additionalProperties" in part for part in self.parts)
 
     @property
     def is_typed(self) -> bool:
-        """True if a schema restricts the types or lists the values."""
+        """True if one of the schemas has ``type``, ``enum`` or ``const``."""
         return any(part.keys() & {"type", "enum", "const"} for part in self.parts)
 
 
 @dataclass
 class _Declared:
-    """The properties that a schema and its alternatives name, in their order."""
+    """The properties that a schema and its alternatives name, in the schema's order.
+
+    Attributes:
+        names, patterns: the names, and the patterns of names, as keys.
+        declares: True if one of the schemas has ``properties`` or ``patternProperties``.
+    """
 
     names: dict[str, None]
     patterns: dict[str, None]
     declares: bool
 
     def add(self, other: _Declared) -> None:
-        """Adds the properties of another schema."""
+        """Adds the names and patterns of ``other``."""
         self.names |= other.names
         self.patterns |= other.patterns
         self.declares |= other.declares
 
     def is_within(self, other: _Declared) -> bool:
-        """Returns True if another schema names these properties too."""
+        """Returns True if ``other`` has all names and patterns of this one."""
         return self.names.keys() <= other.names.keys() and self.patterns.keys() <= other.patterns.keys()
 
 
@@ -137,7 +142,7 @@ class _Draft:
 
     Attributes:
         source: the original schema.
-        outers: the object that the alternatives of a group add to, by the ``id`` of the group.
+        outers: ``id`` of a list of alternatives -> the object that these alternatives are part of.
         depth: the number of schemas around this one.
         result: the rewritten keywords.
         merged: the schemas that an instance must meet besides ``result``.
@@ -177,7 +182,7 @@ def hold_schema(schema: Any, place: str, *, lenient: bool = True, prefix: str = 
 
 
 class _Rewriter:
-    """Rewrites one schema."""
+    """Rewrites one schema, given as ``root``. The arguments are those of ``hold_schema``."""
 
     def __init__(self, root: Any, place: str, *, lenient: bool, prefix: str) -> None:
         self._root, self._place, self._lenient, self._prefix = root, place, lenient, prefix
@@ -191,7 +196,7 @@ class _Rewriter:
         self._references = References(root)
 
     def rewritten(self) -> Any:
-        """Returns the schema, with its definitions."""
+        """Returns the rewritten schema with its definitions in ``$defs``; False if no finite instance meets it."""
         schema = self._close(self._root, None, 0)
         while self._waiting:
             target, name = self._waiting.pop()
@@ -216,7 +221,13 @@ class _Rewriter:
     # Objects
 
     def _close(self, schema: Any, outer: _Outer | None, depth: int) -> Any:
-        """Returns a schema whose objects are closed; ``outer`` is the object that it adds to, if it does."""
+        """Returns the rewritten schema, in which objects with declared properties allow no others.
+
+        Args:
+            schema: the original schema.
+            outer: the object of which the schema is an alternative; None if it is no alternative.
+            depth: the number of schemas around it.
+        """
         if isinstance(schema, bool):
             if schema and outer is not None and outer.declares and not outer.is_open:
                 return self._closed({}, {}, {}, outer)
@@ -266,12 +277,14 @@ class _Rewriter:
         return self._closed(result, declared.names, declared.patterns, outer, others)
 
     def _adding(self, groups: Sequence[list[Any]], declared: _Declared, *, closes: bool) -> dict[int, _Declared]:
-        """Returns the declared properties of the groups of alternatives that add some, by the ``id`` of the group.
+        """Returns the groups of alternatives that declare properties which their object doesn't.
+
+        The result is: ``id`` of a group -> the properties that it declares.
 
         Args:
-            groups: the lists of alternatives of an object.
+            groups: the ``anyOf`` and ``oneOf`` lists of an object.
             declared: the properties of the object itself.
-            closes: True if the object is closed, so that a property that an alternative only requires counts too.
+            closes: True if the object is closed. Then a property that an alternative only requires counts too.
         """
         inner = {id(group): self._declared_by(group) for group in groups}
         return {key: one for key, one in inner.items() if (one.declares or closes) and not one.is_within(declared)}
@@ -285,9 +298,18 @@ class _Rewriter:
         closes: bool,
         typed: bool,
     ) -> dict[int, _Outer | None]:
-        """Returns the object that the alternatives of each group add to, by the ``id`` of the group.
+        """Returns ``id`` of a group of alternatives -> the facts with which its alternatives are closed; None leaves
+        them as is.
 
-        A group that adds properties may have those of the object and of the other groups: an instance meets all.
+        An alternative of a group that adds properties may have those of the object and of the other groups too, as an
+        instance meets all of them.
+
+        Args:
+            groups: the ``anyOf`` and ``oneOf`` lists of an object.
+            adding: the result of ``_adding``.
+            declared: the properties of the object itself.
+            closes: True if the object is closed.
+            typed: True if the object restricts its types.
         """
         outers: dict[int, _Outer | None] = {id(group): _OPEN if closes else None for group in groups}
         for key in adding:
@@ -308,7 +330,14 @@ class _Rewriter:
         outer: _Outer,
         others: Any = False,
     ) -> dict[str, Any]:
-        """Returns an object that has these properties alone, and those of the object that it adds to."""
+        """Returns ``result``, a rewritten object, with ``additionalProperties`` for every property that isn't declared.
+
+        Args:
+            result: the rewritten keywords.
+            names, patterns: the properties that the object declares.
+            outer: the object of which it is an alternative. The properties of that one are allowed too.
+            others: the schema of all other properties; False forbids them.
+        """
         types = result.get("type")
         if result.keys() & {"const", "enum"}:
             return result
@@ -327,7 +356,9 @@ class _Rewriter:
         return self._counted(result)  # type: ignore[no-any-return]
 
     def _counted(self, result: Any) -> Any:
-        """Returns an object without counts of properties that follow from its properties, or can't be enforced."""
+        """Returns an object without ``minProperties`` or ``maxProperties`` where its properties imply it or it can't be
+        enforced.
+        """
         if not isinstance(result, dict) or not result.keys() & {"minProperties", "maxProperties"}:
             return result
         required = set(filter(is_text, list_of(result, "required")))
@@ -348,7 +379,7 @@ class _Rewriter:
         return result
 
     def _parts(self, schema: dict[str, Any]) -> _Parts:
-        """Returns a schema with the schemas of its ``allOf`` and ``$ref``, which an instance meets together."""
+        """Collects a schema and, recursively, the schemas of its ``allOf`` and ``$ref``."""
         whole = _Parts([])
         waiting: list[Any] = [schema]
         seen: set[int] = set()
@@ -368,7 +399,13 @@ class _Rewriter:
         return whole
 
     def _declared_here(self, part: dict[str, Any], *, letter: bool = False, depth: int = 0) -> _Declared:
-        """Returns the properties that a schema itself names. By the ``letter`` a required one isn't declared."""
+        """Returns the properties that a schema names without its ``allOf``, ``$ref`` and alternatives.
+
+        Args:
+            part: the schema.
+            letter: False counts a property as declared also if ``required`` alone names it.
+            depth: the number of schemas around it.
+        """
         properties, patterns = map_of(part, "properties"), map_of(part, "patternProperties")
         names = dict.fromkeys(properties)
         if not letter:
@@ -388,7 +425,9 @@ class _Rewriter:
         return declared
 
     def _declared_by(self, schemas: Sequence[Any], depth: int = 0) -> _Declared:
-        """Returns the properties that any of some schemas names, with what they are merged of."""
+        """Returns the properties that at least one of ``schemas`` names, including its ``allOf``, ``$ref`` and
+        alternatives.
+        """
         self._check({}, depth)
         result = _Declared({}, {}, False)
         for schema in schemas:
@@ -443,7 +482,11 @@ class _Rewriter:
         draft.result[keyword] = {name: self._close(one, None, draft.depth + 1) for name, one in value.items()}
 
     def _write_patterns(self, draft: _Draft, keyword: str, value: Any) -> None:
-        """Writes ``patternProperties``. A name that only an unsupported pattern could match may have its schema."""
+        """Writes ``patternProperties``.
+
+        A pattern that the compiler doesn't support is dropped. Its schema then applies to all properties without
+        another one.
+        """
         by_pattern = {pattern: self._close(one, None, draft.depth + 1) for pattern, one in value.items()}
         others = [by_pattern.pop(pattern) for pattern in value if self._unsupported(pattern)]
         if others:
@@ -459,7 +502,10 @@ class _Rewriter:
         draft.merged += [self._merged(one, draft.outers, draft.depth) for one in value]
 
     def _write_alternatives(self, draft: _Draft, keyword: str, value: Any) -> None:
-        """Writes ``anyOf``, and ``oneOf`` as ``anyOf``; a ``oneOf`` whose alternatives may overlap is noted."""
+        """Writes ``anyOf``, and ``oneOf`` as ``anyOf``.
+
+        A ``oneOf`` whose alternatives may overlap is listed as ignored.
+        """
         alternatives = [self._close(one, draft.outers.get(id(value)), draft.depth + 1) for one in value]
         if keyword == "oneOf" and not self._disjoint(alternatives, value):
             if self._lenient:
@@ -483,7 +529,7 @@ class _Rewriter:
         "anyOf": _write_alternatives,
         "oneOf": _write_alternatives,
     }
-    """Keywords whose values have schemas -> the method that writes them. Others are written as they are."""
+    """Keywords whose values contain schemas -> the method that writes them. Other keywords are copied."""
 
     def _merged(self, schema: Any, outers: Mapping[int, _Outer | None], depth: int) -> Any:
         if isinstance(schema, bool):
@@ -493,7 +539,9 @@ class _Rewriter:
         return self._counted(self._written(schema, outers, depth + 1))
 
     def _enforceable(self, part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Yields the keywords that an answer is held to with their values, and notes the ignored ones."""
+        """Yields (keyword, value) of the keywords that an answer can be forced to meet, and notes the others as
+        ignored.
+        """
         part = _names_as_properties(part)
         for keyword, value in part.items():
             if keyword in COUNTS and isinstance(value, float) and value.is_integer():
@@ -516,7 +564,7 @@ class _Rewriter:
                 self._ignore(keyword)
 
     def _is_enforceable(self, keyword: str, value: Any) -> bool:
-        """Returns True if an answer can be held to this value of a keyword of ``ENFORCED``.
+        """Returns True if an answer can be forced to meet this value of a keyword of ``ENFORCED``.
 
         Raises RequestError for a value that JSON Schema doesn't allow, if the rewriting isn't lenient.
         """
@@ -531,9 +579,12 @@ class _Rewriter:
         return keyword != "pattern" or not self._unsupported(value)
 
     def _disjoint(self, closed: Sequence[Any], schemas: Sequence[Any]) -> bool:
-        """Returns True if no instance of a closed alternative meets another one, closed or not.
+        """Returns True if no instance meets two of the alternatives, as far as their types, values and required
+        properties tell.
 
-        Only what is easily seen counts: types, values, and properties that one requires and another doesn't have.
+        Args:
+            closed: the rewritten alternatives.
+            schemas: the original ones.
         """
         if len(schemas) > _COMPARED:
             return False
@@ -561,13 +612,15 @@ class _Rewriter:
         return schema if target is None else target
 
     def _unsupported(self, pattern: str) -> bool:
-        """Returns True for a pattern with what no automaton has: look-around, references, ends of words."""
+        """Returns True for a pattern with look-around, back-references or word boundaries, which no automaton
+        supports.
+        """
         return self._lenient and _UNSUPPORTED_PATTERN.search(pattern.replace("\\\\", "")) is not None
 
     # References
 
     def _only_reference(self, schema: dict[str, Any]) -> Any:
-        """Returns the target of a schema that is a reference alone, with annotations or not; None of any other."""
+        """Returns the target of a schema that has only ``$ref``, apart from annotations; None for any other schema."""
         while True:
             keywords = schema.keys() & (KEYWORDS | NEUTRAL.keys())
             inner = schema.get("allOf")
@@ -579,7 +632,7 @@ class _Rewriter:
                 return None
 
     def _target(self, schema: dict[str, Any]) -> Any:
-        """Returns the schema that ``$ref`` leads to; None where it leads out of the document."""
+        """Returns the schema that ``$ref`` names; None if it is outside of the document."""
         target = self._references.target(schema)
         if target is None and schema["$ref"].startswith("#"):
             raise RequestError(
@@ -625,12 +678,16 @@ class _Rewriter:
 
 
 def _is_neutral(part: Mapping[str, Any], keyword: str, value: Any) -> bool:
-    """Returns True if a keyword of ``NEUTRAL`` allows every instance, by its value or for want of another keyword."""
+    """Returns True if a keyword of ``NEUTRAL`` has no effect: by its value, or because the keyword that it depends on
+    is missing.
+    """
     return value in NEUTRAL[keyword] or _DEPENDENT.get(keyword, keyword) not in part
 
 
 def _names_as_properties(part: dict[str, Any]) -> dict[str, Any]:
-    """Returns a map whose keys have a pattern or are listed with these as its properties, which says the same."""
+    """Returns an equivalent schema for maps: one for the keys (a pattern or a list of names) becomes one for the
+    properties.
+    """
     names = part.get("propertyNames")
     if not isinstance(names, dict) or part.keys() & {"properties", "patternProperties"}:
         return part

@@ -36,7 +36,7 @@ def groups_of(part: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def types_of(schema: Any) -> set[str] | None:
-    """Returns the types that a schema allows; None where it doesn't say."""
+    """Returns the types that a schema allows; None if it doesn't restrict them."""
     if not isinstance(schema, dict):
         return None
     if (values := values_of(schema)) is not None:
@@ -68,7 +68,7 @@ def are_disjoint(a: Any, b: Any) -> bool:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Returns True if two schemas have no type in common, or no value of those that both list."""
+    """Returns True if two schemas allow no common type, or if both list their values and have none in common."""
     types_a, types_b = types_of(a), types_of(b)
     if types_a is not None and types_b is not None and not types_a & types_b:
         return True
@@ -81,7 +81,7 @@ def _have_none_in_common(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def values_of(schema: Any) -> list[Any] | None:
-    """Returns the only values that a schema allows, by ``const`` or ``enum``; None where it has neither."""
+    """Returns the values that ``const`` or ``enum`` of a schema allows; None if it has neither."""
     if not isinstance(schema, dict):
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -92,7 +92,7 @@ def values_of(schema: Any) -> list[Any] | None:
 
 
 def endless_definitions(definitions: Mapping[str, Any]) -> set[str]:
-    """Returns the definitions that only instances without end meet: those that require themselves."""
+    """Returns the names of definitions that only infinite instances meet, because they require themselves."""
     order: list[str] = []
     seen: set[str] = set()
     inner = {name: list(_referenced(one)) for name, one in definitions.items()}
@@ -120,12 +120,12 @@ def endless_definitions(definitions: Mapping[str, Any]) -> set[str]:
 
 
 def is_endless(schema: Any, definitions: Mapping[str, Any]) -> bool:
-    """Returns True if only instances without end meet a schema whose definitions all have finite ones."""
+    """Returns True if only infinite instances meet a schema. All ``definitions`` must have finite instances."""
     return not _is_finite({k: v for k, v in schema.items() if k != "$defs"}, set(definitions))
 
 
 def _is_finite(schema: Any, finite: set[str]) -> bool:
-    """Returns True if a schema has a finite instance; ``finite`` are the definitions that are known to have one."""
+    """Returns True if a schema has a finite instance. ``finite``: the definitions that are known to have one."""
     if not isinstance(schema, dict):
         return schema is not False
     if any(name not in finite for name in _definition_names(schema)):
@@ -178,7 +178,7 @@ def _referenced(schema: Any) -> Iterator[str]:
 
 
 def without_references(schema: Any, paths: set[str]) -> Any:
-    """Returns a schema in which references to some definitions can't be met."""
+    """Returns a schema in which every reference to one of ``paths``, such as "#/$defs/a", is replaced by False."""
     if isinstance(schema, list):
         return [without_references(one, paths) for one in schema]
     if not isinstance(schema, dict):

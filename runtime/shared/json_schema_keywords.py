@@ -8,7 +8,7 @@ from typing import Any
 ENFORCED_FORMATS = frozenset(
     ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
-"""Formats that llguidance holds a text to."""
+"""The values of ``format`` that llguidance enforces."""
 STANDARD_FORMATS = ENFORCED_FORMATS | frozenset(
     (
         *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer"),
@@ -37,7 +37,7 @@ def _is_schema_map(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns True for a number. A boolean is none, though Python counts it among the integers."""
+    """Returns True for a number. True and False aren't numbers, although Python counts them among the integers."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -47,7 +47,7 @@ def is_count(value: Any) -> bool:
 
 
 def is_type(value: Any) -> bool:
-    """Returns True for a value of ``type``: one name of a type or a list of these."""
+    """Returns True for a valid value of ``type``: the name of a type, or a list of names."""
     return all(isinstance(one, str) and one in _TYPES for one in (value if isinstance(value, list) else [value]))
 
 
@@ -72,7 +72,7 @@ ENFORCED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("minimum", "maximum", "multipleOf"), is_number),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), lambda value: isinstance(value, (int, float))),
 }
-"""Keywords that an answer is held to -> a check of their values."""
+"""Keyword that an answer can be forced to meet -> the function that returns True for a valid value of it."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "not": (False,),
     "if": (),
@@ -90,6 +90,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "$dynamicRef": (),
     "$recursiveRef": (),
 }
-"""Keywords that no answer can be held to -> their values that say nothing."""
+"""Keyword that can't be enforced -> its values that have no effect."""
 KEYWORDS = frozenset(ENFORCED)
-"""Keywords that an answer is held to, where it is JSON."""
+"""The keywords that can be enforced in answers that are JSON."""

@@ -69,7 +69,7 @@ class References:
 
 
 def at_pointer(document: Any, pointer: str) -> Any:
-    """Returns the part of a document that a JSON pointer (RFC 6901) such as "/$defs/a" names; None without one."""
+    """Returns the part of a document at a JSON pointer (RFC 6901) such as "/$defs/a"; None if it has no such part."""
     target = document
     for part in pointer[1:].split("/"):
         part = part.replace("~1", "/").replace("~0", "~")

@@ -23,13 +23,14 @@ class KvFormat:
 
     Attributes:
         name: its name in recipes.
-        largest_code: the code of a head's largest magnitude. Each token, key/value head and side (keys, values) then
-            has a 32-bit scale. None for floats without scales.
+        largest_code: the integer for the largest magnitude of a head, if the format has 32-bit scales: one for each
+            token,
+            key/value head and side (keys, values). None for floats without scales.
         asked_for: True if recipes may name it. GPUs store the other formats if a recipe names none.
         few_bits: the bits of an element of keys and of values, if these are rotated integers. Each token, key/value
             head and side then has a 16-bit scale.
-        ends: the format in which a second cache has the ends of each request: its first ``END`` tokens, and of a query
-            those of its own run of ``END`` absolute positions and of the run before. None for no second cache.
+        ends: the format of a second cache for the ends of each request; None without one. It holds the first ``END``
+            tokens, and for a query the tokens of its own run of ``END`` absolute positions and of the run before.
     """
 
     name: CacheName
@@ -40,7 +41,7 @@ class KvFormat:
 
 
 END = 128
-"""The tokens of an end: see ``KvFormat.ends``. Kernels read keys in runs of as many (kStep in operands.h)."""
+"""Tokens of an end: see ``KvFormat.ends``. Kernels read this number of keys at a time (kStep in operands.h)."""
 
 KV_FORMATS: Mapping[CacheDtype, KvFormat] = {
     "f32": KvFormat("f32"),
@@ -65,9 +66,9 @@ CACHES: Mapping[str, CacheDtype] = {of.name: dtype for dtype, of in KV_FORMATS.i
 
 
 def head_multiples(dtype: CacheDtype) -> tuple[int, int]:
-    """Returns the numbers of which head sizes of keys and of values have to be multiples in a cache of ``dtype``.
+    """Returns the numbers that must divide the head sizes of keys and of values in a cache of ``dtype``.
 
-    Bits of several elements share a byte, which belongs to one token. Keys are stored in pairs of elements.
+    Several elements share a byte, and a byte belongs to one token. Keys are stored in pairs of elements.
     """
     few_bits = KV_FORMATS[dtype].few_bits
     if few_bits is None:

@@ -29,7 +29,7 @@ FORMAT_VERSION = 7
 """The version of programs: 7 names the ports and the taps of a program."""
 
 OLDEST_FORMAT_VERSION = 5
-"""The oldest version that is read: ``runtime.bundle.reader`` adds what it doesn't say."""
+"""The oldest version that can be read. ``runtime.bundle.reader`` adds the fields that older versions lack."""
 
 SYMBOLS = ("T", "B", "R")
 
@@ -59,7 +59,7 @@ class Affine:
 
     @classmethod
     def of_json(cls, value: Any) -> Affine:
-        """Reads the result of ``to_json``, with a cache, as a program repeats few values often. Raises ValueError."""
+        """Reads the result of ``to_json``. Equal values give the same object. Raises ValueError."""
         try:
             return _affine(*value, *value.values()) if type(value) is dict else _affine(value)
         except TypeError:  # what can't be hashed isn't an expression either
@@ -176,7 +176,14 @@ class WeightUse(Record, frozen=True, kw_only=True):
 
 
 class Step(Record, frozen=True, kw_only=True):
-    """One call of a kernel. ``where`` is the module path that it came from."""
+    """One call of a kernel.
+
+    Attributes:
+        op: the op's name.
+        inputs, outputs: its operands.
+        attrs: its attributes by name.
+        where: the path of the module that it computes a part of.
+    """
 
     op: str
     inputs: tuple[Operand, ...]
@@ -244,8 +251,9 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
         return program
 
     def memory_problem(self, tokens: int, requests: int, rows: int) -> str | None:
-        """Returns the first access outside of a buffer or the arena in a step of these sizes, as a text; None if there
-        is none.
+        """Checks the memory of a step of these sizes.
+
+        Returns a message about the first access out of bounds, or None.
         """
         sizes = tokens, requests, rows
         arena = self.arena_bytes.evaluate(*sizes)
@@ -266,11 +274,11 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
 
 
 def _view_problem(operand: Operand, room: Mapping[tuple[str, str], int], sizes: tuple[int, int, int]) -> str | None:
-    """Returns a description of a view's access outside of its buffer or weight; None if it is inside.
+    """Returns a message about a view's access outside of its buffer or weight; None if it is inside.
 
     Args:
         operand: the view.
-        room: bytes of buffers and weights, by kind and name. A weight without an entry isn't checked.
+        room: (kind, name) of buffers and weights -> their bytes. A weight without an entry isn't checked.
         sizes: tokens, requests and rows of the step.
     """
     bytes_there = room.get((operand.kind, operand.name))

@@ -17,7 +17,7 @@ _MOST_BYTES = 1 << 62
 _MEMINFO = Path("/proc/meminfo")
 _M_MMAP_THRESHOLD, _THRESHOLD_BYTES = -3, 256 << 10
 _SHARE_OF_FREE = 4
-"""The KV cache takes at most 1/4 of the free memory unless told otherwise: the mapped weights need the rest."""
+"""The default size of the KV cache, as a share of the free memory. The mapped weights need the rest."""
 
 
 def parse_size(value: int | str, name: str = "memory", *, least: int = 0) -> int:
@@ -52,10 +52,10 @@ def default_budget() -> int:
 
 
 def check_free(needed: int, what: str) -> None:
-    """Raises CapacityError if less than ``needed`` bytes are free in the system or container, with swap.
+    """Raises CapacityError if fewer than ``needed`` bytes, swap included, are free in the system or container.
 
-    The system would promise more memory than it has, and later kill the process that uses it. Other processes may still
-    use the free memory. ``what`` is the use, for the message.
+    Without the check, the system would allocate more memory than it has, and later kill the process. Other processes
+    may still take the free memory afterwards. ``what`` is the use of the memory, for the message.
     """
     swap = int(proc_field(_MEMINFO, "SwapFree").partition(" ")[0] or 0) * 1024
     if needed > (free := free_memory() + swap):
@@ -66,7 +66,7 @@ def check_free(needed: int, what: str) -> None:
 
 
 def proc_field(file: Path, name: str) -> str:
-    """Returns the value in the first line ``name: value`` of a file of /proc; "" without such a file or line."""
+    """Returns the value of the first line ``name: value`` in a file of /proc; "" if there is no such file or line."""
     try:
         match = re.search(rf"^{name}\s*:\s*(.+)$", file.read_text(errors="replace"), re.M)
     except OSError:

@@ -74,14 +74,15 @@ class OpSchema:
 
     Attributes:
         table: the table of docs/inside/lowered-ops.md that contains it.
-        cost: see ``Cost``.
+        cost: the way in which its cost is counted: see ``Cost``.
         inputs: its operands in order.
         outputs: its results, as docs show them.
         attributes: its attributes.
         about: a description of its operands in docs.
         means: a description of its results in docs.
         any_number: True if a step may have any number of operands, at least one, and has as many results.
-        state: the sizes of a request's state in a cache, each as an operand, its axis, and a number to add.
+        state: the dimensions of a request's state in a cache. Each is (operand, axis, number): the size of that axis of
+            the operand, plus the number.
         state_products: the multiply-adds of a token for each value of the state.
     """
 
@@ -126,7 +127,10 @@ _NAMES: Mapping[Kind, str] = {"number": "a number", "flag": "a boolean", "intege
 
 
 def problem_of_step(step: StepLike) -> str | None:
-    """Returns how a step contradicts its op's declaration; None if it doesn't, or if the op is of another target."""
+    """Returns a message about the first contradiction between a step and its op's declaration; None if there is none.
+
+    A step of an op that isn't in ``OPS``, such as another target's, has none.
+    """
     if (op := OPS.get(step.op)) is None:
         return None
     known = {a.name: a for a in op.attributes}
@@ -580,4 +584,4 @@ OPS: Mapping[str, OpSchema] = {
         ": this rank gives n heads from `first_head` on",
     ),
 }
-"""The ops by name: those of the cpu target; other targets that run lowered programs have some of them."""
+"""The ops of the cpu target by name. Other targets that run lowered programs have a part of them."""

@@ -13,7 +13,7 @@ Layout = Literal[
 """runtime/bundle/weights.py says where each has an element."""
 
 PANEL = 32
-"""Rows N of a weight [N, K] that lie together: N is padded to a multiple."""
+"""Rows N of a weight [N, K] that are interleaved in one panel. N is padded to a multiple of it."""
 
 DEPTHS = {
     "panel32": 1,
@@ -25,12 +25,15 @@ DEPTHS = {
     "blocks16": 18,
     "sparse32": 32,
 }
-"""Layout -> values along K that are adjacent, or that a block of sparse32 has: K is padded to a multiple.
+"""Layout -> number of values along K that are adjacent; for sparse32, that a block has.
 
-In blocks of scales, values are the bytes of a block: two, and then one for each of its 8 or 16 groups."""
+K is padded to a multiple of it.
+
+In blocks of scales, a value is a byte of a block: two, and then one for each of its 8 or 16 groups.
+"""
 
 BLOCKS = frozenset(("blocks8", "blocks16"))
-"""Layouts of scales in blocks."""
+"""The layouts that store scales in blocks."""
 
 BIAS = {"i8": 128, "i4": 8, "u4": 0, "i5": 16, "u5": 0, "i6": 32, "i3": 4, "u3": 0, "i2": 2, "u2": 0}
 """Type -> the number that is added to an integer before it is stored without sign in a byte, or in fewer bits."""

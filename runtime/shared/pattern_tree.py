@@ -22,10 +22,10 @@ _MOST_WORK = 200_000
 _MOST_POSITIONS = 2_000
 _MOST_EDGES = 100_000
 _MOST_UNROLLED = 16
-"""Repetitions that are written out for the judgement. More are judged as any number of them."""
+"""The most repetitions of a part that are unrolled for the check. A higher number is treated as unlimited."""
 _MOST_IN_LOOP = 64
 _MOST_WAYS = 4_096
-"""Ways to match the same text without a loop."""
+"""The most ways, loops not counted, in which an expression may match the same text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ class PatternTree:
         return bool(walk.ends(self.root, walk.everywhere if anywhere else 1))
 
     def shortest(self) -> int:
-        """Returns the length of the shortest text that it can match."""
+        """Returns the length of the shortest text that matches."""
         return _shortest(self.root)
 
     def check_backtracking(self) -> None:
@@ -152,7 +152,7 @@ class TooComplexError(ValueError):
 
 
 class _Walk:
-    """A match of one text, by sets of positions; bit i of a set is the position before character i."""
+    """A match of one text, by sets of positions. Bit i of a set is the position before character i."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -164,7 +164,9 @@ class _Walk:
         self._work = 0
 
     def ends(self, node: Node, begins: int) -> int:
-        """Returns the positions at which matches of a node end that begin at one of the positions ``begins``."""
+        """Returns the set of positions at which a match of ``node`` ends that begins at a position of the set
+        ``begins``.
+        """
         return self._walk(node, begins, forward=True)
 
     def _walk(self, node: Node, positions: int, *, forward: bool) -> int:
@@ -261,7 +263,13 @@ def _shortest(node: Node) -> int:
 
 @dataclass
 class _Fragment:
-    """A part of the automaton: its first and last positions, and True if it may be empty."""
+    """A part of the automaton.
+
+    Attributes:
+        first: the positions at which a match of the part may begin.
+        last: the positions at which it may end.
+        empty: True if the part matches the empty text.
+    """
 
     first: list[int]
     last: list[int]
@@ -270,10 +278,13 @@ class _Fragment:
 
 @dataclass
 class _Automaton:
-    """Glushkov's automaton, with a position for each character of the expression. ``follow`` repeats an edge for each
-    path.
+    """Glushkov's automaton, with a position for each character of the expression.
 
-    An assertion has a position without a set: it reads nothing, and may fail.
+    Attributes:
+        sets: position -> the characters that it reads; None for an assertion, which reads nothing and may fail.
+        follow: position -> the positions after it. If several paths lead to one, it occurs several times.
+        looks: the look-around assertions with their positions.
+        edges: the number of entries in ``follow``.
     """
 
     sets: list[Chars | None] = field(default_factory=list)
@@ -341,9 +352,11 @@ class _Automaton:
 def _judge(root: Node, *, within_look: bool = False) -> bool:
     """Returns True if the expression has a loop. Raises TooComplexError if matching may take more than quadratic time.
 
-    It takes exponential time where a loop can read the same text in two ways, and a later failure makes the engine try
-    all of them. It takes cubic time or more where several loops in a row share characters before something that may
-    fail. A loop after which the expression may end can't make the engine go back.
+    Time is exponential if a loop can read the same text in two ways, and a later failure makes the engine try all of
+    them. Time is cubic or worse if several loops in a row share characters before something that may fail. A loop after
+    which the expression may end is harmless.
+
+    ``within_look``: True if the expression is the body of a look-around assertion.
     """
     automaton = _Automaton()
     try:
@@ -365,7 +378,7 @@ def _judge(root: Node, *, within_look: bool = False) -> bool:
 
 
 def _without_assertions(automaton: _Automaton) -> list[list[int]]:
-    """Returns the edges between positions of characters, past assertions, which read nothing."""
+    """Returns position -> the positions of characters that follow it, directly or after assertions."""
     reduced: list[list[int]] = []
     for p, following in enumerate(automaton.follow):
         edges: list[int] = []
@@ -386,7 +399,7 @@ def _judge_loop(automaton: _Automaton, follow: Sequence[Sequence[int]], loop: Co
     """Raises TooComplexError if a loop can read the same text in two ways, before a part that may fail.
 
     Args:
-        automaton: the expression's.
+        automaton: the automaton of the expression.
         follow: the positions after each position, without assertions.
         loop: the positions of the loop.
         ends: the positions at which the expression may end.
@@ -401,10 +414,10 @@ def _judge_loop(automaton: _Automaton, follow: Sequence[Sequence[int]], loop: Co
 
 
 def _ambiguous(automaton: _Automaton, inside: Mapping[int, Collection[int]]) -> Iterator[set[int]]:
-    """Yields the positions of each cycle of pairs that begins with one position twice and passes two different ones.
+    """Finds the ways in which a loop can read the same text twice. Yields the positions of each.
 
-    A pair are the positions after two ways of reading the same text. ``inside`` has the positions after each position
-    of a loop.
+    It looks for cycles of pairs (p, q), the positions after two ways of reading the same text, that contain both a pair
+    with p = q and one with different positions. ``inside``: position of a loop -> the positions after it.
     """
     pairs = {
         (p, q): [(a, b) for a in set(inside[p]) for b in set(inside[q]) if a == b or _overlap(automaton, a, b)]
@@ -421,7 +434,13 @@ def _ambiguous(automaton: _Automaton, inside: Mapping[int, Collection[int]]) -> 
 
 
 def _judge_chain(automaton: _Automaton, loops: list[list[int]], ends: set[int]) -> None:
-    """Raises TooComplexError if two loops that share characters come before something that may fail."""
+    """Raises TooComplexError if two loops in a row share characters, before a part that may fail.
+
+    Args:
+        automaton: the automaton of the expression.
+        loops: the positions of each loop.
+        ends: the positions at which the expression may end.
+    """
     for i, loop in enumerate(loops):
         if ends & set(loop):
             continue
@@ -434,8 +453,12 @@ def _judge_chain(automaton: _Automaton, loops: list[list[int]], ends: set[int]) 
 
 
 def _judge_ways(automaton: _Automaton, first: Sequence[int], loops: list[list[int]]) -> None:
-    """Raises TooComplexError if many paths through the automaton read the same text; each loop counts as one
-    position.
+    """Raises TooComplexError if too many paths through the automaton read the same text. A loop counts as one position.
+
+    Args:
+        automaton: the automaton of the expression.
+        first: the positions at which the expression may begin.
+        loops: the positions of each loop.
     """
     owner = list(range(len(automaton.sets)))
     for loop in loops:
@@ -477,7 +500,9 @@ def _reachable(follow: Sequence[Sequence[int]], begin: Collection[int]) -> set[i
 
 
 def _components(follow: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Returns the strongly connected components that have an edge (Tarjan 1972, without recursion)."""
+    """Returns the strongly connected components with an edge of the graph ``follow`` (Tarjan 1972, without
+    recursion).
+    """
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """``done`` of ``total`` in a stage; ``detail`` names the item that was finished last.
+    """A report that ``done`` of ``total`` items of a stage are finished. ``detail`` names the last of them.
 
     The stages of an export are load (of PyTorch and transformers), download (of a model of the Hub, in bytes), capture,
     calibration, auto (a search for formats), measure, passes, layers (of a pass that processes layers), emit, kernels
@@ -30,8 +30,9 @@ def silent(event: ProgressEvent) -> None:
 
 
 def loading(progress: Progress) -> None:
-    """Reports that the libraries that read models will be imported, which takes seconds; nothing if they are
-    loaded.
+    """Reports the stage "load" before torch and transformers are imported, which takes seconds.
+
+    Does nothing if they are loaded.
     """
     if "torch" not in sys.modules or "transformers" not in sys.modules:
         progress(ProgressEvent("load", 0, 1, "PyTorch and transformers"))

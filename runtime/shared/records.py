@@ -85,9 +85,9 @@ R = TypeVar("R", bound=Record)
 
 
 def read(kind: type[R], data: object, source: str, at: str = "") -> R:
-    """Makes a record from JSON values. Raises BundleError naming ``source`` and the first wrong field.
+    """Makes a record of type ``kind`` from JSON values. Raises BundleError naming ``source`` and the first wrong field.
 
-    ``at`` is the field of a larger record that contains this one, or "".
+    ``at`` is the path of the field of a larger record that contains this one, or "".
     """
     try:
         return kind.model_validate(data)
@@ -98,9 +98,9 @@ def read(kind: type[R], data: object, source: str, at: str = "") -> R:
 
 
 def _located(kind: type[Record], data: object, error: msgspec.ValidationError) -> tuple[str, str]:
-    """Returns the path of the wrong field, and the problem.
+    """Returns (path, problem): the path of the wrong field of ``data``, and the problem with it.
 
-    msgspec doesn't say which key of a mapping is wrong: it is the first that fails without the others.
+    msgspec doesn't name the wrong key of a mapping. It is the first key whose entry fails alone.
     """
     text = str(error)
     match = _PLACE.search(text)
@@ -131,7 +131,7 @@ def _wrong_key(kind: type[Record], data: object, path: list[str | int], text: st
 
 
 def _with(data: Any, path: list[str | int], value: object) -> Any:
-    """Returns a copy of ``data`` with another value at a path."""
+    """Returns a copy of ``data`` in which the value at ``path`` (keys and indices) is ``value``."""
     if not path:
         return value
     copy = data.copy()

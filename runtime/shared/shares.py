@@ -39,8 +39,9 @@ class Shares(Generic[K, V]):
         return iter(self._owners)
 
     def put(self, key: K, value: V, owner: str, size: int) -> bool:
-        """Stores an entry, replacing one with the same key. Returns False, without storing, above a quarter of the
-        budget.
+        """Stores an entry of ``size`` bytes, replacing one with the same key.
+
+        Returns False, without storing it, if ``size`` is more than a quarter of the budget.
         """
         with self._lock:
             self.pop(key)

@@ -15,7 +15,7 @@ from .step_schema import Array, Port, port_of
 def part_of(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDArray[np.int64]]:
     """Returns a step with some of the requests, and the indices of its rows in the whole step.
 
-    Copies and clears of blocks aren't included.
+    The step has none of the copies and clears of blocks. ``members``: the indices of the requests.
     """
     requests, counts = list(members), step.counts
     ends = np.cumsum(counts)
@@ -41,11 +41,11 @@ def part_of(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDA
 
 
 def with_padding(step: StepInput, padding: Mapping[str, Array], rows: int) -> dict[str, Array]:
-    """Returns the arrays of a step with requests of padding after its own.
+    """Returns the arrays of a step with additional requests, which pad it to a fixed size.
 
     Args:
         step: the step.
-        padding: the arrays of those requests; missing ports are filled with their padding value.
+        padding: the arrays of the additional requests. Ports that it lacks are filled with their padding value.
         rows: the least number of rows; additional ones repeat the first row.
     """
     tokens, requests = len(padding["ids"]), len(padding["kv_len"])
@@ -69,7 +69,7 @@ def with_padding(step: StepInput, padding: Mapping[str, Array], rows: int) -> di
 
 
 def filled(port: Port, array: Array, shape: Sequence[int]) -> Array:
-    """Returns the array enlarged to ``shape``; new entries have the port's padding value."""
+    """Returns the array enlarged to ``shape``. New entries have the padding value of ``port``."""
     if array.shape == tuple(shape):
         return array
     value: Any = port.padding if port.padding is not None else array[-1]
@@ -79,7 +79,9 @@ def filled(port: Port, array: Array, shape: Sequence[int]) -> Array:
 
 
 def packed_words(step: StepInput, names: Sequence[str]) -> list[Int32Array]:
-    """Returns the arrays of some ports as 32-bit words: for each the number of axes, their sizes, and its values."""
+    """Returns the arrays named ``names`` of a step as 32-bit words: for each, the number of axes, their sizes, the
+    values.
+    """
     words: list[Int32Array] = []
     for name in names:
         array = step.arrays[name]
@@ -104,7 +106,7 @@ def unpacked_words(words: Int32Array, names: Sequence[str]) -> tuple[dict[str, A
 
 
 def _stacked(table: Array, more: Array) -> Array:
-    """Concatenates block tables of different widths, padded with -1."""
+    """Concatenates two block tables along requests. The narrower one is padded with -1."""
     width = max(table.shape[1], more.shape[1])
     result = np.full((len(table) + len(more), width), -1, np.int32)
     result[: len(table), : table.shape[1]] = table

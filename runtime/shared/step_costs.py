@@ -43,7 +43,7 @@ class StepSizes:
             raise ValueError(f"requests of {self.lengths} tokens can't have contexts of {self.contexts}")
 
     def at(self, size: Affine) -> int:
-        """Returns the value of an expression in T, B and R."""
+        """Returns the value of ``size``, an expression in T, B and R, for a step of these sizes."""
         requests = len(self.lengths)
         return size.evaluate(sum(self.lengths), requests, requests if self.rows is None else self.rows)
 
@@ -134,7 +134,7 @@ class _Read:
     buffers: tuple[Buffer, ...]
 
     def experts(self, step: Step) -> tuple[int, int]:
-        """Returns the number of experts in a step, and the number of all experts."""
+        """Returns (experts whose weights the step has, experts of the whole layer)."""
         (starts,) = (o for o in step.inputs if o.dtype == "i32" and len(o.shape) == 1)
         step_experts = starts.shape[0].constant - 1
         all_of_them = next((b.size.constant // 4 - 1 for b in self.buffers if b.name == starts.name), step_experts)
@@ -178,12 +178,12 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
 
 
 def counted_as(step: Step) -> Cost:
-    """Returns how the cost of a step is counted; steps of another target's ops are counted as plain."""
+    """Returns the rule by which the cost of a step is counted; "all" for an op that only another target has."""
     return OPS[step.op].cost if step.op in OPS else "all"
 
 
 def _state_values(step: Step, sizes: StepSizes) -> int:
-    """Returns the number of values in a request's state of a recurrence."""
+    """Returns the number of values in the state of one request, for a step that is a recurrence."""
     op = OPS[step.op]
     places = {declared.name: place for place, declared in enumerate(op.inputs)}
     return math.prod(sizes.at(step.inputs[places[name]].shape[axis]) + more for name, axis, more in op.state)
@@ -204,7 +204,14 @@ def _bytes(operand: Operand, sizes: StepSizes) -> int:
 
 
 def _weight_bytes(step: Step, place: int, sizes: StepSizes, of: _Read) -> int:
-    """Returns the bytes that a step reads of the weight that is its operand number ``place``."""
+    """Returns the bytes that a step reads of a weight.
+
+    Args:
+        step: the step.
+        place: the index of the weight among the step's operands.
+        sizes: the sizes of the step.
+        of: the weights of the program.
+    """
     operand, use = step.inputs[place], of.weights[step.inputs[place].name]
     counted = counted_as(step)
     if counted == "table":
@@ -220,7 +227,7 @@ def _weight_bytes(step: Step, place: int, sizes: StepSizes, of: _Read) -> int:
 
 
 def _share_read(step: Step, experts: int, sizes: StepSizes) -> float:
-    """Returns the mean share of experts that the step's rows use, if tokens choose evenly."""
+    """Returns the mean share of ``experts`` experts that the step's rows use, if tokens choose experts evenly."""
     rows = step.outputs[0].shape[0]
     each = next((n for n in rows.coefficients()[1:] if n), 1)  # k: rows are k times T, or R
     return float(1 - max(0.0, 1 - each / experts) ** (sizes.at(rows) / each))
@@ -237,7 +244,11 @@ def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:
 
 
 def _chosen(step: Step, position: int, block: int) -> int:
-    """Returns the most keys that a token at ``position`` sees: all, or those of its chosen blocks and its own."""
+    """Returns the most keys that a token at ``position`` sees: all, or those of its own block and the blocks that it
+    chooses.
+
+    ``block``: the tokens of a block.
+    """
     names = ("first_blocks", "last_blocks", "best_blocks")
     blocks = sum(int(step.attrs.get(name, 0)) for name in names)
     if not blocks or position < int(step.attrs["all_below"]):
@@ -269,7 +280,7 @@ def _read_of_cache(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
 
 
 def _attended(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
-    """Returns the multiply-adds of attention: scores and weighted values of each query head, over the keys that it
+    """Returns the multiply-adds of attention: for each query head, scores and weighted values over the keys that it
     sees.
     """
     heads = sizes.at(step.outputs[0].shape[1])
@@ -287,7 +298,7 @@ def _attended(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
 
 
 def _attended_at_once(step: Step, sizes: StepSizes) -> int:
-    """Returns the multiply-adds of attention over a request's tokens of the step, without a cache."""
+    """Returns the multiply-adds of attention without a cache, where a request's tokens see each other alone."""
     window = int(step.attrs["window"])
     pairs = 0
     for length in sizes.lengths:

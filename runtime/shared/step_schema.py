@@ -21,7 +21,7 @@ Array = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Value = TypeVar("Value")
 
 Size = Literal["T", "B", "B+1", "R", "M"] | int
-"""A symbol, or a number that is the same in every step of a program."""
+"""The size of an axis: a symbol, or a number that is the same in every step of a program."""
 
 Check = Literal["none", "index", "row", "starts", "lengths", "segments", "slots", "table"]
 """The rule for the values of a port, which the interpreter of the cpu target checks before a step runs.
@@ -69,7 +69,7 @@ SLOTS, BLOCK_TABLE, TYPES = "slots", "block_table", "types"
 
 
 def _token_types(chunks: Sequence[Any]) -> Array:
-    """Returns the type of each token, [T]: ``Request.token_types``, and 0 for tokens that it has none for."""
+    """Returns the type of each token of the chunks, [T], from ``Request.token_types``; 0 for tokens without a type."""
     types = np.zeros(sum(chunk.count for chunk in chunks), np.int32)
     start = 0
     for chunk in chunks:
@@ -122,12 +122,17 @@ OUTPUTS: dict[str, OutputPort] = {
         OutputPort(CLASSES, ("R", "C")),
     )
 }
-"""The outputs by name. ``hidden:i`` is what goes into layer i, the last one what the final norm gives. ``pooled`` is
-the vector, or the classes, of each request; ``classes`` those of each row. A step names the ones that it wants; a
-program has those of its ``outputs`` and ``taps``."""
+"""The outputs by name.
+
+``hidden:i`` is the input of layer i; the last one is the output of the final norm. ``pooled`` is the vector, or the
+classes, of each request; ``classes`` those of each row. A step names the outputs that it needs, out of the ``outputs``
+and ``taps`` of its program.
+"""
 
 ATTENTION_PORTS = (BLOCK_TABLE, Q_START, KV_LEN)
-"""The ports that attention reads, as arguments of its ops and kernels: its group's table, the requests' bounds."""
+"""The ports that attention reads, as arguments of its ops and kernels: its group's block table and the requests'
+bounds.
+"""
 
 
 def group_port(port: str, group: str) -> str:
@@ -193,13 +198,16 @@ def provided(names: Iterable[str], chunks: Sequence[Any]) -> dict[str, Array]:
 
 
 def by_group(arrays: Mapping[str, Array], port: str) -> dict[str, Any]:
-    """Returns cache group -> its array of a port."""
+    """Returns cache group -> its array of the port ``port``, from arrays by their names in programs."""
     prefix = f"{port}:"
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def flat(ports: Mapping[str, Any]) -> dict[str, Array]:
-    """Returns the arrays by their names in programs; values of ports of cache groups may be mappings by group."""
+    """Converts arrays by port to arrays by their names in programs. The reverse is ``by_group``.
+
+    ``ports``: port -> its array; or, for a port of cache groups, a mapping of group to array.
+    """
     arrays: dict[str, Array] = {}
     for name, value in ports.items():
         if PORTS[name].by_group:

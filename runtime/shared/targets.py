@@ -47,14 +47,16 @@ OWN = {
     "torch-tensorrt": "enginewright.plugins.torch_tensorrt",
     "tvm": "enginewright.plugins.tvm",
 }
-"""They are shown in this order."""
+"""The targets of this project and their packages, in the order in which they are shown."""
 
 MEASURED = "cpu"
-"""The target that is run and timed where there is no more to choose from: its kernels come with the project. A search,
-a report and a second model that guesses take it, and a recipe that names no targets exports to it."""
+"""The target that is run and timed by default, because its kernels come with the project.
+
+Searches, reports and draft models use it, and recipes that name no target export to it.
+"""
 
 PROCESSOR = "cpu"
-"""The name of this machine's processor among the devices of ``optimize plan``. It isn't a target's."""
+"""The name of this machine's processor among the devices of ``optimize plan``. It isn't the name of a target."""
 
 GROUP = "enginewright.targets"
 
@@ -62,9 +64,10 @@ T = TypeVar("T")
 
 
 def part(target: str, name: str) -> ModuleType | None:
-    """Returns the module ``name`` of a target's package; None if the package lacks it, or for an unknown target.
+    """Returns the module ``name`` of a target's package; None for an unknown target, or if the package has no such
+    module.
 
-    Raises TargetError if another package can't be loaded.
+    Raises TargetError if a package outside of the project can't be loaded.
     """
     package = OWN.get(target)
     if package is not None:

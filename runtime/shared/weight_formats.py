@@ -82,7 +82,7 @@ class StoredFormat:
         return bool(self.group_sizes) and not self.integers
 
     def fits(self, inputs: int, group_size: int) -> bool:
-        """Returns True if a weight with K = ``inputs`` can be stored in such groups."""
+        """Returns True if a weight with K = ``inputs`` can be stored in groups of ``group_size`` values along K."""
         if not self.multiple:
             return True
         known = group_size > 0 and group_size in (*self.group_sizes, inputs)
@@ -101,7 +101,7 @@ IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The numbers of llama.cpp's IQ4_NL and IQ4_XS (``kvalues_iq4nl`` in ggml-common.h)."""
 
 TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the number of each code of e2m1, of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0, section 5.3.3). -0 is 0."""
+"""Code of e2m1 -> twice its number. MXFP4 and NVFP4 use it (OCP Microscaling Formats 1.0, section 5.3.3). -0 is 0."""
 
 FP4 = tuple(sorted(set(TWICE_E2M1)))
 """The distinct numbers of ``TWICE_E2M1``, ascending."""
@@ -161,11 +161,14 @@ FORMATS: Mapping[Storage, StoredFormat] = {
 }
 
 SCALE_BLOCKS = (8, 16)
-"""The numbers of groups along K that may share a float16, which a signed byte of each group multiplies: a super-block
-of GGUF's K-quants (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
+"""The numbers of groups along K that a super-block of GGUF's K-quants may have.
+
+The groups of a super-block share a float16, and each has a signed byte that it is multiplied by
+(https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
+"""
 
 FORMAT_OF: Mapping[str, Storage] = {dtype: name for name, of in FORMATS.items() if of.layout for dtype in of.dtypes}
-"""The format whose values have a type, of those that kernels read."""
+"""Type of stored values -> the weight format with that type, for formats that have kernels."""
 
 SCALED: frozenset[str] = frozenset(dtype for dtype, name in FORMAT_OF.items() if FORMATS[name].group_sizes)
-"""Types of values that have scales."""
+"""The types of stored values (keys of ``FORMAT_OF``) whose format has scales."""

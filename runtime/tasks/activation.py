@@ -8,9 +8,11 @@ from ..shared.contracts import FloatArray, PoolingInfo
 
 
 def activated(values: FloatArray, pooling: PoolingInfo, *, raw: bool = False) -> FloatArray:
-    """Returns the scores of a text, or of its tokens: [C] or [S, C]. They depend on ``values`` alone.
+    """Applies the model's function, such as softmax, to the numbers of a text or of its tokens: [C] or [S, C], as
+    float32.
 
-    ``raw``: True returns the model's numbers without their function.
+    ``raw``: True returns the numbers unchanged. The result depends on ``values`` alone, so its bits are the same in any
+    batch.
     """
     if raw or pooling.activation == "none":
         return values

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ..text.chat_template import Message
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or as in vLLM ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
+"""A prompt: a text, token ids, or as in vLLM ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
 
 Params = SamplingParams | Iterable[SamplingParams | None] | None
-"""For all prompts, or one for each; None is the default."""
+"""Sampling parameters for all prompts, or one for each; None for the default."""
 
 _PROMPTS = "Pass text, a list of token ids, or a list of either."
 MOST_PATH, MOST_PATH_PART = 4095, 255
-"""Bytes of a path, and of each part between slashes, that Linux takes."""
+"""The most bytes of a path, and of each part between slashes, on Linux."""
 _UNORDERED = (bytes, bytearray, memoryview, set, frozenset)
 
 
@@ -69,7 +69,12 @@ def conversations(messages: Any) -> tuple[list[Sequence[Message]], bool]:
 
 
 def raises(raise_errors: bool | None, single: bool) -> bool:
-    """Returns True if a request's own error is raised; for None, if the prompt is single. Raises RequestError."""
+    """Returns True if the error of a single request is raised. Raises RequestError for a wrong type.
+
+    Args:
+        raise_errors: the caller's argument; None raises errors only for a single prompt.
+        single: True if the caller passed a single prompt.
+    """
     check_type("raise_errors", raise_errors, (bool, type(None)), "True, False or None")
     return single if raise_errors is None else raise_errors
 

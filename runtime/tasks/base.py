@@ -58,8 +58,9 @@ class Prepared(Generic[Result]):
         """
 
     def sent(self, whole: bool) -> Any:
-        """Returns the result in the form that crosses the socket; with ``whole``, also the parts that pieces have sent
-        before.
+        """Returns the result in the form that crosses the socket.
+
+        ``whole``: True includes everything; False leaves out the parts that pieces have sent before.
         """
         return self.result()
 

@@ -23,7 +23,7 @@ Shared = TypeVar("Shared")
 
 GENERATE: Literal["generate"] = "generate"
 Kind = Literal["generate", "embed", "rerank", "classify", "token_classify"]
-"""The use of a model's bundle: answers, or the task of a model that pools."""
+"""The purpose of a model: "generate", or the task of a model that pools, such as "embed"."""
 
 METHODS: Mapping[Kind, str] = {
     GENERATE: "generate or chat",
@@ -32,7 +32,7 @@ METHODS: Mapping[Kind, str] = {
     "classify": "classify",
     "token_classify": "classify",
 }
-"""Kind of a bundle -> the methods of ``LLM`` that it has, for errors."""
+"""Kind of a model -> the methods of ``LLM`` that work with it, for errors."""
 
 
 def kind_of(model: ModelInfo) -> Kind:

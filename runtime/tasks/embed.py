@@ -15,7 +15,7 @@ from .context import Kind, TaskContext
 from .pooled import TextTask, texts_of
 
 _LEAST_LENGTH = np.float32(1e-12)
-"""Shorter vectors are divided by this number, as in PyTorch."""
+"""The least length by which a vector is divided, as in PyTorch."""
 
 
 class Embed(TextTask[FloatArray], frozen=True, tag="embed"):
@@ -81,7 +81,7 @@ def prompt_of(pooling: PoolingInfo, name: Any) -> str:
 def lengths(vectors: FloatArray) -> FloatArray:
     """Returns the lengths of vectors, [n, E] -> [n] float32.
 
-    Each is summed for itself: numpy adds the numbers of one array in an order that depends on their count alone. So a
-    length has the same bits in any batch.
+    Each length is summed separately, so that it has the same bits in any batch: numpy adds the numbers of one array in
+    an order that depends on their count alone.
     """
     return np.sqrt(np.array([np.add.reduce(vector * vector) for vector in vectors], np.float32))

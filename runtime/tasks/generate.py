@@ -28,17 +28,20 @@ if TYPE_CHECKING:
     from ..text.chat_format import Message
 
 _KEPT_WORDS = 16
-"""Lists of bad words, and of sequence breakers, whose tokens are kept: callers pass the same with each request."""
+"""The number of lists of bad words, and of sequence breakers, whose tokens are cached.
+
+Callers often pass the same list with each request.
+"""
 _NEEDS_TEXT = (
     ("stop", "Use stop_token_ids."),
     ("bad_words", "Pass lists of token ids."),
     ("dry_sequence_breakers", "Pass dry_sequence_breakers=[]."),
 )
-"""Options that name texts, and what to do in a bundle without a tokenizer."""
+"""Option with texts -> the hint for a bundle without a tokenizer."""
 
 
 class Finished(msgspec.Struct, array_like=True):
-    """One answer. If pieces were sent before, ``text``, ``token_ids`` and ``logprobs`` are without what they had."""
+    """One answer. If pieces were sent before, ``text``, ``token_ids`` and ``logprobs`` omit what the pieces had."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -87,7 +90,9 @@ class PreparedPrompt(Prepared[RequestOutput]):
 
     @property
     def streams(self) -> bool:
-        """False if the answers are only known at the end."""
+        """True if pieces are part of the result; False if the answers are only known at the end, as in a beam
+        search.
+        """
         return self.params.best_of is None and self.params.num_beams == 1
 
     def sent(self, whole: bool) -> Generated:

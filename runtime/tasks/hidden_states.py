@@ -30,7 +30,10 @@ class HiddenStates(PromptTask[FloatArray], frozen=True, tag="hidden_states"):
     result_type: ClassVar[Any] = np.ndarray
 
     def outputs(self, context: TaskContext) -> Sequence[str]:
-        """Returns an output for each layer. Raises RequestError for a layer that isn't a value of the program."""
+        """Returns the output name of each layer.
+
+        Raises RequestError for a layer whose hidden state the program doesn't have.
+        """
         if not (there := layers_of(HIDDEN, context.outputs)):
             raise RequestError(
                 f"hidden_states: target {context.target!r} gives none",

@@ -81,7 +81,15 @@ class TextTask(Task[Result], frozen=True):
 
 
 def _take(values: list[FloatArray | None], at: int, name: str, start: int, rows: Mapping[str, FloatArray]) -> None:
-    """Stores the result for a text. Raises EnginewrightError if it has NaN or infinite values."""
+    """Stores the numbers that were computed for a text. Raises EnginewrightError if they are NaN or infinite.
+
+    Args:
+        values: the numbers of each text.
+        at: the index of the text.
+        name: its name in errors.
+        start: the position of the first row's token.
+        rows: output -> its rows.
+    """
     ((output, array),) = rows.items()
     if not np.isfinite(array).all():
         raise EnginewrightError(

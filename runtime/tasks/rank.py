@@ -21,7 +21,7 @@ from .pooled import TextTask, checked_text
 
 
 class Rank(TextTask[FloatArray], frozen=True, tag="rank"):
-    """A task for the scores of documents: n documents -> [n] float32; one document -> [].
+    """A task for a reranker's scores: n documents -> [n] float32; one document -> [].
 
     Attributes:
         prompt: the query; or a list with one for each document.
@@ -70,10 +70,10 @@ class Rank(TextTask[FloatArray], frozen=True, tag="rank"):
 def _in_templates(
     tokenizer: Tokenizer, pooling: PoolingInfo, most: int, truncate: bool, query: str, document: str, name: str
 ) -> list[int]:
-    """Returns the tokens of a query and a document in a decoder's templates, which alone write control tokens.
+    """Returns the tokens of a query and a document in the templates of a reranker that is a decoder.
 
-    A document that is too long is cut, if ``truncate`` says so, and what follows it in the template stays. Raises
-    ContextError for other texts that are too long.
+    Only the templates write control tokens. With ``truncate``, a document that is too long is cut, and the text after
+    it in the template stays. Raises ContextError for other texts that are too long.
     """
     assert pooling.query_template is not None and pooling.document_template is not None
     before, between = pooling.query_template.split(QUERY, 1)

@@ -201,13 +201,16 @@ def choose_format(tokenizer: Templates, chat_template: str | None = None) -> Cha
 
 
 def _known_reasoning(found: Spelling | None, known: str) -> Reasoning | None:
-    """Returns the markers of reasoning whose end occurs in ``known``; None if there are none."""
+    """Returns the first markers of reasoning whose end occurs in the text ``known``; None if there are none.
+
+    ``found``: the format of calls, whose own markers are tried first; None if it is unknown.
+    """
     candidates = [one for one in (None if found is None else found.reasoning, *_REASONINGS) if one is not None]
     return next((one for one in candidates if one.end.strip() in known), None)
 
 
 def _rendered_call(tokenizer: Templates, chat_template: str | None) -> str:
-    """Returns the text of an assistant's turn with a call; empty if the template refuses calls."""
+    """Returns an assistant's turn with a call, as the template renders it; "" if the template refuses calls."""
     for content in ("", None):
         for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
             call = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}

@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 """One turn: "role" and "content", and what else the template reads (tool calls, reasoning)."""
 
 Tool = Mapping[str, Any] | Callable[..., Any]
-"""A JSON schema, or a function with type hints and a docstring in Google's style that one can be made of."""
+"""A JSON schema; or a function with type hints and a docstring in Google's style, from which a schema is made."""
 
 # What models and interfaces call a turn's reasoning; templates read the first, some of them the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -73,7 +73,7 @@ class ChatTemplate:
         return self._reads
 
     def with_source(self, source: str, variable: Callable[[str], str]) -> ChatTemplate:
-        """Returns a copy with another text, and with the variables as ``variable`` changes them."""
+        """Returns a copy with the text ``source``, whose variables are each changed by ``variable``."""
         return ChatTemplate(source, {k: variable(v) for k, v in self._variables.items()}, name=self._name)
 
     def render(
@@ -211,13 +211,12 @@ class ChatTemplate:
         return "\n".join(texts)  # as vLLM joins them
 
     def _shown(self, what: str) -> bool:
-        """Returns True if the template shows a system message, or renders a list of text parts like the text alone.
-
-        One rendering decides, and is cached. If the template refuses it, the result is True for "system", False for
-        parts.
+        """Tests the template by one rendering, whose result is cached.
 
         Args:
-            what: "system" or "parts".
+            what: "system" returns True if the template shows a system message, or refuses the rendering. "parts"
+                returns
+                True if it renders a list of text parts like the text alone; False if it refuses the rendering.
         """
         if what not in self._shows:
             user = {"role": "user", "content": _SEEN}
@@ -284,7 +283,7 @@ def _last_text(value: object) -> str | None:
 
 
 def _cut(text: str, final: str) -> str:
-    """Returns the rendered text before the mark that ``_mark_end`` added after ``final``."""
+    """Returns the part of the rendered ``text`` before the mark that ``_mark_end`` added after ``final``."""
     mark = _END_OF_MESSAGE.strip()
     if mark not in text or final.strip() not in text:
         raise RequestError(

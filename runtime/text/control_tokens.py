@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .quick_tokenizer import QuickTokenizer
 
 _SHORTEST = 3
-"""Characters of a spelling that is guarded: templates are made of shorter ones, such as a line's end."""
+"""The fewest characters of a spelling that is guarded. Shorter ones, such as a line's end, are common in templates."""
 
 
 class ControlTokens:
@@ -62,7 +62,11 @@ class ControlTokens:
         return text.replace(self._secret, "")
 
     def break_up(self, value: Any) -> Any:
-        """Inserts the secret into each control token in a message's texts, and into a partial one at a text's end."""
+        """Returns a message's value with the secret within each control token, and within a partial one at a text's
+        end.
+
+        So a rendered prompt has no control token from a message.
+        """
 
         def broken(text: str) -> str:
             for pattern in (self._plain, self._begun):
@@ -72,7 +76,7 @@ class ControlTokens:
         return _with_texts(value, broken)
 
     def neutral(self, value: Any) -> Any:
-        """Returns a message's value without the characters with which control tokens begin, so that it has none."""
+        """Returns a message's value without the characters that begin control tokens, so that it contains none."""
         return _with_texts(value, lambda text: self._first.sub("", text))
 
     def guard_composed(self, text: str, neutral: str) -> str:
@@ -121,7 +125,7 @@ class ControlTokens:
         return [ids.get(index, index) for index in encoded]
 
     def spelled(self, text: str) -> bool:
-        """Returns True if a guarded text has a control token that the template didn't write."""
+        """Returns True if a guarded text has the spelling of a control token that the template didn't write."""
         rest = self._own.sub("\0", text)
         if self._plain.search(rest):
             return True
@@ -162,7 +166,9 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _in_patterns(part: Any, change: Callable[[str], str]) -> Any:
-    """Returns a normalizer with ``change`` applied to its regular expressions, since these may name control tokens."""
+    """Returns a part of a normalizer with ``change`` applied to its regular expressions, as these may name control
+    tokens.
+    """
     if isinstance(part, Mapping):
         return {key: change(one) if key == "Regex" else _in_patterns(one, change) for key, one in part.items()}
     return [_in_patterns(one, change) for one in part] if isinstance(part, list) else part

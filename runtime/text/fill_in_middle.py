@@ -43,15 +43,15 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Token -> its names among special tokens: of GGUF files, then of transformers."""
 _SUFFIX_FIRST = ("[PREFIX]", "[SUFFIX]")
-"""The tokens of Codestral, which reads the end first, and writes after the beginning without a third token."""
+"""The tokens of Codestral. It reads the end before the beginning, and has no token before the middle."""
 _ENDS = ("<EOT>", "▁<EOT>")
 """Tokens that end a middle, besides those that end any answer."""
 _SEPARATOR = "\n\n--- snippet ---\n\n"
 """The text before another file where the model has no token for it, as in llama.cpp."""
 _MARK = "\n"
-"""A text that joins no other in a word."""
+"""A text that a tokenizer never joins with the next one to a token."""
 _PROJECT, _FILE, _OTHER = "myproject\n", "filename\n", "tmp"
-"""The names of llama.cpp for what has none."""
+"""The names that llama.cpp uses for a project, a file and another file without a name."""
 
 
 class TextTokenizer(Protocol):
@@ -149,7 +149,9 @@ def _begin(tokenizer: TextTokenizer) -> list[int]:
 
 
 def _continued(tokenizer: TextTokenizer, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-    """Returns the tokens of a text within a word, without the space that a tokenizer may put before a text."""
+    """Returns the tokens of a text that continues another one, without the space that a tokenizer may add at its
+    beginning.
+    """
     mark = tokenizer.encode(_MARK, add_special_tokens=False)
     if not text or not tokenizer.token_bytes(mark[0]).startswith(b" "):
         return encode(text)

@@ -14,7 +14,7 @@ class Detokenizing(Protocol):
         ...
 
     def flush(self) -> str:
-        """Returns the text that was held back."""
+        """Returns the text that was held back, after the last token."""
         ...
 
 

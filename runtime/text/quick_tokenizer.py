@@ -13,9 +13,9 @@ import tokenizers
 from enginewright.runtime.bundle.tokenizer_tables import TokenizerTables
 
 _KEPT_PIECES = 10_000
-"""The library keeps as many."""
+"""The most pieces whose tokens are cached, as in the library."""
 _LONGEST_KEPT = 256
-"""Characters of a piece that is kept."""
+"""The most characters of a piece whose tokens are cached."""
 
 
 class Encoded:
@@ -84,7 +84,7 @@ class QuickTokenizer:
         return Encoded(self.merged(text, add_special_tokens=add_special_tokens))
 
     def merged(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Returns a text's token ids by the tables; never by the library's tokenizer."""
+        """Returns a text's token ids, computed with the tables and never with the library's tokenizer."""
         encoding = self._characters.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = []
         begin = 0
@@ -124,7 +124,10 @@ class QuickTokenizer:
         return self._added
 
     def _merged(self, ids: list[int]) -> list[int]:
-        """Returns the merged tokens of a piece, given its characters' tokens. Short pieces are cached."""
+        """Returns the tokens of a piece after merging.
+
+        ``ids``: the tokens of its characters. Short pieces are cached.
+        """
         key = tuple(ids)
         merged = self._pieces.get(key)
         if merged is None:

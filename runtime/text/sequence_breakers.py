@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .tokenizer import Tokenizer
 
 _LONGEST_TAIL = 20
-"""Tokens after the first one, at most."""
+"""The most tokens after the first one of a sequence."""
 
 
 class SequenceBreakers:
@@ -44,7 +44,7 @@ class SequenceBreakers:
         return {token: tuple(tails) for token, tails in sequences.items()}
 
     def _tail(self, data: bytes) -> tuple[int, ...] | None:
-        """Returns the tokens of the rest of a text; None if the rest begins within a character."""
+        """Returns the tokens of ``data``, the rest of a text; None if it begins within a character."""
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -72,7 +72,7 @@ class SequenceBreakers:
         return set(tokens[places + len(text) <= starts[tokens + 1]].tolist())
 
     def _ending(self, text: bytes) -> list[int]:
-        """Returns the tokens that end with a text."""
+        """Returns the tokens whose bytes end with ``text``."""
         data, starts = self._words
         values, ends = np.frombuffer(data, np.uint8), starts[1:]
         tokens = np.flatnonzero(np.diff(starts) >= len(text))

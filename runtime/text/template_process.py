@@ -199,7 +199,7 @@ class _Child:
             self._wait(0)
 
     def close(self) -> None:
-        """Closes the pipes, which ends the process when it has replied."""
+        """Closes the pipes, so that the process ends after its current reply."""
         os.close(self._to)
         os.close(self._from)
 
@@ -210,7 +210,7 @@ class _Deadline:
         self._end = time.monotonic() + seconds
 
     def wait_for(self, fd: int, event: int) -> None:
-        """Returns when ``fd`` can be read or written. Raises StoppedError at the end."""
+        """Waits until ``fd`` can be read or written, as ``event`` says. Raises StoppedError at the deadline."""
         poll = select.poll()
         poll.register(fd, event)
         if not poll.poll(max(self._end - time.monotonic(), 0) * 1000):

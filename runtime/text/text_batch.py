@@ -15,14 +15,17 @@ from ..shared.errors import ContextError, RequestError
 from .tokenizer import Tokenizer, what_tokenizers_raises
 
 CHARACTERS_A_TOKEN = 10
-"""The characters for each token of room that are tokenized first of a long text: most texts have 2 to 5."""
+"""The characters per allowed token that are tokenized first of a long text. Most texts have 2 to 5 per token."""
 _MOST_CHARACTERS = 64
-"""The characters for each token of room that are tokenized at most. A longer text of few tokens is nearly all blanks,
-or a word that the tokenizer doesn't know. Tokenizing megabytes of these would delay other requests for seconds."""
+"""The most characters per allowed token that are tokenized.
+
+A longer text with few tokens is nearly all blanks, or a word that the tokenizer doesn't know. Tokenizing megabytes of
+these would delay other requests for seconds.
+"""
 
 
 def longest_text(most: int) -> int:
-    """Returns the most characters that are tokenized of a text that may have ``most`` tokens."""
+    """Returns the most characters that are tokenized of a text with at most ``most`` tokens."""
     return _MOST_CHARACTERS * (most + 128)
 
 
@@ -38,10 +41,10 @@ class TextTokens(NamedTuple):
 
 
 def first_characters(text: str, most: int, count_tokens: Callable[[str], int]) -> tuple[str, int]:
-    """Returns the beginning of a text that has more than twice ``most`` tokens, or else the whole text.
+    """Returns a beginning with more than twice ``most`` tokens, if the text has that many; otherwise the whole text.
 
-    Tokenizing megabytes takes seconds. So a prefix of a long text is tokenized first, and a longer one while it
-    may have too few tokens. The rest of the text could only change how the last word of the prefix is split.
+    Tokenizing megabytes takes seconds. So a prefix of a long text is tokenized first, and a longer one while it may
+    have too few tokens. The rest of the text could only change how the last word of the prefix is split.
 
     Args:
         text: the text.
@@ -96,7 +99,11 @@ def encode_texts(
 
 
 def _of_long_text(tokenizer: Tokenizer, text: Text, name: str, most: int, *, truncate: bool) -> TextTokens | None:
-    """Returns the tokens of a text that must be cut, which aren't all computed; None if it may be short enough."""
+    """Returns the tokens of a text that is certainly too long, after cutting it; None for a text that may be short
+    enough.
+
+    Only a beginning of the text is tokenized. Raises ContextError for a text that is too long if not ``truncate``.
+    """
     for part in _parts(text):
         longest = longest_text(most)
         beginning, tokens = first_characters(part[:longest], most, lambda some: len(_encode(tokenizer, some, name).ids))
@@ -150,8 +157,9 @@ def _cut(tokenizer: Tokenizer, text: Text, most: int, name: str) -> TextTokens:
 
 
 def _lengths(lengths: Sequence[int], room: int) -> Sequence[int]:
-    """Returns the tokens that are kept of one or two texts: of the longer one fewer, until all together have
-    ``room``.
+    """Returns the number of tokens to keep of one or two texts, so that together they have at most ``room``.
+
+    The longer of two texts loses tokens first.
     """
     if len(lengths) == 1 or sum(lengths) <= room:
         return [min(one, room) for one in lengths]

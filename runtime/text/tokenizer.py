@@ -35,19 +35,23 @@ if TYPE_CHECKING:
 _JINJA = re.compile(r"\{[{%#]|\n")
 _REPLACEMENT = "\ufffd"
 _MOST_INCOMPLETE = 3
-"""A UTF-8 character has 4 bytes at most, so at most its first 3 wait for the rest; each may decode to one U+FFFD."""
+"""The most U+FFFD characters at a text's end that may become a character with the next token.
+
+A UTF-8 character has at most 4 bytes, so up to 3 bytes wait for the rest.
+"""
 _CONTEXT = 8
 _LONGEST_WINDOW = 64
 _KEPT_FORMATS = 16
-"""Formats of templates that callers pass."""
+"""The number of chat formats that are cached for templates that callers pass."""
 
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """Returns the byte of each letter by which byte-level tokenizers write it: visible characters, else from U+0100
-    on.
+    """Returns the letter that stands for a byte in byte-level tokenizers -> the byte.
+
+    A visible character stands for its own byte; other bytes have letters from U+0100 on.
     """
     seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     bytes_of = {chr(byte): byte for byte in seen}
@@ -160,7 +164,7 @@ class Tokenizer:
         return ids
 
     def added_around(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns the tokens to put before and after a text, besides those that the library puts around it.
+        """Returns the tokens to add before and after a text, because the library doesn't add them itself.
 
         ``ids``: the library's tokens of the text.
         """
@@ -170,7 +174,7 @@ class Tokenizer:
 
     @property
     def most_added(self) -> int:
-        """The most tokens of ``added_around``."""
+        """The most tokens that ``added_around`` can return, before and after together."""
         return len(self._before) + len(self._after)
 
     @property
@@ -369,7 +373,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, Any]:
-        """The model's entry of each special token by name, as in ``TokenizerFiles``."""
+        """Name of a special token, such as "eos_token" -> the model's entry for it, as in ``TokenizerFiles``."""
         return dict(self._special_tokens)
 
     @property
@@ -495,8 +499,9 @@ def _damaged(path: str) -> Callable[[BaseException], BundleError]:
 
 
 class what_tokenizers_raises:  # noqa: N801  it is used as a function; a generator's entry and exit cost more
-    """A context that raises ``error(e)`` for the errors of `tokenizers`: a bare Exception, or a BaseException when its
-    Rust code panics.
+    """A context that converts errors of `tokenizers` by raising ``error(e)``.
+
+    The library raises a bare Exception, or a BaseException when its Rust code panics.
     """
 
     __slots__ = ("_error",)
@@ -559,16 +564,17 @@ class Detokenizer:
         return piece
 
     def _begin_window(self, start: int, held: int) -> None:
-        """Drops the tokens before ``start`` if the rest has text; the last ``held`` characters of it aren't output
-        yet.
+        """Drops the tokens of the window before index ``start``, unless the other tokens have no text.
+
+        ``held``: the number of characters at the end of their text that weren't output yet.
         """
         if text := self._decode(self._window[start:]):
             del self._window[:start]
             self._given = max(len(text) - held, 0)
 
     def _context(self, prompt: list[int]) -> list[int]:
-        """Returns the fewest last tokens of the prompt whose text has only whole characters; all if they have
-        no text.
+        """Returns the shortest end of the prompt whose text consists of whole characters; the whole prompt if it has no
+        text.
         """
         text = ""
         for n in range(1, min(len(prompt), _CONTEXT) + 1):

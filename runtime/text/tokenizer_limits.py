@@ -20,15 +20,15 @@ from .tokenizer_pattern import read_tokenizer_pattern
 
 LARGEST_ID = 10_000_000
 MOST_FACTOR = 128
-"""Characters that a normalizer or decoder may make of one."""
+"""The most characters that normalizers or decoders together may make of one character."""
 MOST_ADDED = 64
-"""Characters that they may add to a piece of a text."""
+"""The most characters that they may add to a piece of a text, besides that factor."""
 MOST_PARTS = 512
 MOST_TOKEN_CHARACTERS = 1 << 14
 MOST_DECODED_CHARACTERS = 1 << 16
-"""Characters that one token may be decoded to."""
+"""The most characters to which one token may be decoded."""
 MOST_WORD_CHARACTERS = 1_000
-"""Characters of a word that WordPiece divides, in cubic time."""
+"""The most characters of a word that WordPiece may divide, as that takes cubic time."""
 _MOST_SPECIAL_IDS = 256
 
 
@@ -106,9 +106,9 @@ def _parts_alone(tokenizer_json: str) -> _Tokenizer:
 
 
 def _check_ids(tokenizer: _Tokenizer) -> int:
-    """Returns the characters of the longest token. Raises ValueError if an id is too large or is that of two tokens.
+    """Returns the number of characters of the longest token. Raises ValueError if an id is too large, or occurs twice.
 
-    The library's tables are as long as the largest id; with two tokens of one id the library uses either, or panics.
+    The library's tables are as long as the largest id. With two tokens of one id the library uses either, or panics.
     """
     vocabulary = tokenizer.model.vocab if isinstance(tokenizer.model.vocab, dict) else {}
     owners = {index: content for content, index in vocabulary.items()}
@@ -128,12 +128,21 @@ def _check_ids(tokenizer: _Tokenizer) -> int:
 
 
 Growth = tuple[int, int]
-"""Characters that a part makes of one at most, and characters that it adds to a text."""
+"""The growth of a text by a part: (factor, added). n characters become at most factor * n + added."""
 Part = Callable[[Mapping[str, Any], str], Growth]
 
 
 def _check_parts(part: object, where: str, inner: str, known: Mapping[str, Part]) -> Growth:
-    """Returns the growth of all parts together. Raises ValueError naming a part that grows too much or isn't known."""
+    """Returns the growth of a normalizer or decoder with all its parts.
+
+    Args:
+        part: its JSON.
+        where: its path in the document, for errors.
+        inner: the key of the list of nested parts.
+        known: type of a part -> the function that returns its growth.
+
+    Raises ValueError naming a part that grows too much or isn't known.
+    """
     factor, added = 1, 0
     for count, (place, one) in enumerate(_parts(part, where, inner), 1):
         if count > MOST_PARTS:
@@ -223,8 +232,9 @@ def _prepend(part: Mapping[str, Any], _: str) -> Growth:
 
 
 def _precompiled(part: Mapping[str, Any], place: str) -> Growth:
-    """Returns the growth by SentencePiece's table: a trie, then the texts that its entries point to, each with a zero
-    byte.
+    """Returns the growth by a table of SentencePiece.
+
+    The table has a trie, then the texts to which its entries point, each with a zero byte at its end.
     """
     charsmap = part["precompiled_charsmap"]
     try:
@@ -248,9 +258,9 @@ def _metaspace(part: Mapping[str, Any], place: str) -> Growth:
 
 
 def _replaced_suffix(key: str) -> Part:
-    """Returns the growth function of a decoder that replaces a text by a space or nothing.
+    """Returns the growth function of a decoder that replaces the text in its field ``key`` by a space or nothing.
 
-    An empty text is replaced between all characters.
+    An empty text is replaced between all characters, which doubles a text.
     """
     return lambda part, _: (1 if part[key] else 2, 1)
 

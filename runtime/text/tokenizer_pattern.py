@@ -63,7 +63,7 @@ def read_tokenizer_pattern(pattern: str) -> PatternTree:
 
 
 class _Reader:
-    """Reads a pattern from the left to the right. ``at`` is the next character's place."""
+    """Reads a pattern from left to right. ``at`` is the index of the next character."""
 
     def __init__(self, pattern: str) -> None:
         self._text = pattern
@@ -76,7 +76,7 @@ class _Reader:
         return self.at >= len(self._text)
 
     def choice(self, depth: int) -> Node:
-        """Options up to a closing parenthesis or the end."""
+        """Reads alternatives up to a closing parenthesis or the end. ``depth``: the number of groups around them."""
         if depth > _MOST_NESTED:
             raise TooComplexError(f"it has more than {_MOST_NESTED} parentheses within each other")
         flags = self._ignores_case, self._is_verbose  # those that a group sets end with it
@@ -108,8 +108,9 @@ class _Reader:
         return True
 
     def _quantifier(self) -> tuple[int, int | None] | None:
-        """Returns the minimum and maximum of the repetitions that follow, if any. Possessive and lazy ones count the
-        same.
+        """Reads a quantifier. Returns the minimum and maximum of repetitions; None if no quantifier follows.
+
+        Possessive and lazy quantifiers are read like greedy ones.
         """
         for sign, often in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._takes(sign):
@@ -327,6 +328,6 @@ def _is_hexadecimal(character: str) -> bool:
 
 
 def _near(character: str) -> str:
-    """Returns a character and its neighbours: the candidates at which a set with this character begins or ends."""
+    """Returns a character and its two neighbours: at one of these, a set with this character begins or ends."""
     code = ord(character)
     return "".join(chr(c) for c in (code - 1, code, code + 1) if 0 <= c < 0x110000 and not 0xD800 <= c < 0xE000)

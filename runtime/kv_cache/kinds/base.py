@@ -40,8 +40,10 @@ class Pool(Protocol):
         """
 
     def certain(self, sequences: int) -> tuple[int, int]:
-        """Returns the number of blocks that ``sequences`` requests together can always have, and the number of which
-        each request takes a multiple.
+        """Returns (blocks, unit): the number of blocks that the pool can always give to ``sequences`` requests
+        together.
+
+        Each request takes a multiple of ``unit`` blocks.
         """
 
     def share(self, block: int) -> None:
@@ -103,15 +105,18 @@ class CacheKind:
 
     @classmethod
     def movable_bytes(cls, group: CacheGroup, layers: int) -> int:
-        """Returns the bytes of one block that may be moved to a disk, if ``layers`` layers choose the blocks that
-        they read.
+        """Returns the bytes of one block that may be moved to a disk.
+
+        Args:
+            group: the cache group.
+            layers: the number of its layers that read only blocks of their choice. The other layers' blocks stay in
+                memory.
         """
         return 0
 
     @classmethod
     def enough_tokens(cls, group: CacheGroup, requests: int, step_tokens: int, split_tokens: int) -> int:
-        """Returns the number of tokens with which a pool is large enough for requests of any length; 0 if there is
-        none.
+        """Returns the size of a pool, in tokens, that suffices for requests of any length; 0 if no size does.
 
         Args:
             group: the cache group.
@@ -193,17 +198,21 @@ class CacheKind:
         """Releases the blocks that no later step reads, after a step has computed ``request.computed`` tokens."""
 
     def after_read(self, request: Request, since: int) -> None:
-        """Does the work of `after_step` after the blocks from number ``since`` on were read from a disk."""
+        """Releases blocks as `after_step` does, after the blocks from index ``since`` on were read from a disk."""
 
     def before_drafts(self, request: Request) -> bool:
         """Stores what `rollback` needs, as the next step has drafts. Returns False if no block is free for it."""
         return True
 
     def rollback(self, request: Request, known: int, tokens: int) -> int:
-        """Removes rejected drafts, which a step computed after the first ``tokens`` tokens, from the request's blocks.
+        """Removes rejected drafts from a request's blocks. Returns the number of tokens that the blocks still hold.
 
-        ``known`` is the number of tokens before the drafts. Returns the number of tokens that the blocks still hold,
-        between ``known`` and ``tokens``.
+        The result is between ``known`` and ``tokens``; tokens beyond it have to be computed again.
+
+        Args:
+            request: the request.
+            known: the number of tokens before the drafts.
+            tokens: the number of tokens including the accepted drafts.
         """
         return tokens
 

@@ -62,7 +62,7 @@ class StateCache(CacheKind):
         return blocks[-1] if tokens else NO_BLOCK
 
     def indexed(self, request: Request, at: int) -> int:
-        """Implements ``CacheKind``: a node of the prefix index has snapshots instead."""
+        """Implements ``CacheKind``: NO_BLOCK, as a node of the prefix index has snapshots instead."""
         return NO_BLOCK
 
     def after_step(self, request: Request) -> None:

@@ -89,13 +89,11 @@ class WindowCache(PagedCache):
         self._give_back(request, min(self.first_block(request.computed), since) - 1)
 
     def _window_tokens(self, sequences: int) -> int:
-        """Returns the most tokens for which ``sequences`` requests together hold blocks at a time."""
+        """Returns the most tokens whose blocks ``sequences`` requests hold together at any time."""
         return _held_tokens(self.group, sequences, self.step_tokens, self._unit)
 
     def _give_back(self, request: Request, at: int) -> None:
-        """Releases the blocks up to number ``at`` of the request's table; those before the last hole are released
-        already.
-        """
+        """Releases the blocks before index ``at`` of the request's table that aren't released yet."""
         table = request.tables[self.name]
         at = min(at, len(table) - 1)
         while at >= self._kept and table[at] != NO_BLOCK:
@@ -104,8 +102,12 @@ class WindowCache(PagedCache):
 
 
 def _held_tokens(group: CacheGroup, requests: int, step_tokens: int, unit: int) -> int:
-    """Returns the most tokens for which requests hold blocks, if a step computes ``step_tokens`` tokens of them.
+    """Returns the most tokens whose blocks requests hold at any time.
 
-    ``unit`` is the number of tokens whose blocks are released together.
+    Args:
+        group: the cache group.
+        requests: the number of requests.
+        step_tokens: the most tokens of a step, over all requests.
+        unit: the number of tokens whose blocks are released together.
     """
     return requests * (group.first + group.window + 2 * unit) + step_tokens

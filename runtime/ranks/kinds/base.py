@@ -34,7 +34,9 @@ class Axis:
 
 
 Rule = Callable[[Step], Axis | None]
-"""Returns the axis along which a step of an op is cut; None if every rank computes it whole."""
+"""A function that returns the axis along which a step of an op is divided; None if every rank computes the whole
+step.
+"""
 
 
 @dataclass
@@ -100,11 +102,11 @@ class PartitionKind(ABC):
     Attributes:
         name: the name in a partition: ``tensor`` in "tensor=2".
         collectives: the ops by which its ranks exchange values.
-        alike: the name of a kind that cuts weights in the same way; "" if there is none.
+        alike: the name of a kind that divides weights in the same way; "" if there is none.
         combines: False if it can't be combined with another kind.
         unplanned: the reason why ``optimize plan`` doesn't consider it; "" if it does.
         owns_blocks: True if each block of a KV cache belongs to one rank.
-        in_flight: True if as many steps are in flight as it has ranks.
+        in_flight: True if the number of steps in flight is the number of its ranks.
     """
 
     name: ClassVar[str]
@@ -116,8 +118,12 @@ class PartitionKind(ABC):
     in_flight: ClassVar[bool] = False
 
     def check(self, partition: str, ranks: int, count: int) -> None:
-        """Raises RequestError if this kind can't be combined with others, and only ``count`` of the ``ranks`` are of
-        this kind.
+        """Raises RequestError if this kind can't be combined with others, but a partition does so.
+
+        Args:
+            partition: the partition as text.
+            ranks: the number of all ranks.
+            count: the number of ranks of this kind.
         """
         if not self.combines and 1 < count < ranks:
             same = f", which cuts weights as {self.alike}={ranks} does" if self.alike else ""
@@ -161,7 +167,14 @@ class LayerKind(PartitionKind):
         return {}
 
     def attention(self, heads: Heads, first: int, rank: int, ranks: int) -> tuple[str, dict[str, Any]]:
-        """Returns the op of a rank's attention, whose first query head is ``first``, and its further attributes."""
+        """Returns (op, attributes) of a rank's attention: the op to use, and the attributes to add.
+
+        Args:
+            heads: the division of the heads.
+            first: the rank's first query head.
+            rank: the rank.
+            ranks: the number of ranks.
+        """
         return "paged_attention", {}
 
 
@@ -180,10 +193,11 @@ class StepKind(PartitionKind):
 
     @abstractmethod
     def send(self, stage: Stage, place: Place, cuts: Sequence[tuple[int, int]]) -> tuple[Step, list[Buffer]] | None:
-        """Returns the step that sends columns ``cuts`` of each value to the next stage, and the buffers; None at the
-        last stage.
+        """Returns the step that sends a stage's values to the next one, and its buffers; None at the last stage.
+
+        ``cuts``: the range of columns of each value that this rank sends.
         """
 
     def finish(self, program: LoweredProgram, programs: Sequence[LoweredProgram]) -> LoweredProgram:
-        """Returns a rank's program completed with facts from the programs of all ranks."""
+        """Completes a rank's program with facts from the programs of all ranks, and returns it."""
         return program

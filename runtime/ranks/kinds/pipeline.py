@@ -101,7 +101,7 @@ def _groups_of(program: LoweredProgram, steps: Sequence[Step]) -> tuple[CacheGro
 
 
 class _Flow:
-    """For each buffer of a program, the steps that write it and the last step that reads it."""
+    """The data flow of a program: for each buffer, the steps that write it and the last step that reads it."""
 
     def __init__(self, program: LoweredProgram) -> None:
         self.program = program
@@ -123,7 +123,7 @@ class _Flow:
                     self.read[operand.name] = max(index, self.read.get(operand.name, 0))
 
     def handed_on(self, at: int) -> list[str]:
-        """Returns the buffers that a stage ending before step ``at`` sends: written before and read later.
+        """Returns the buffers that a stage which ends before step ``at`` sends: written before and read later.
 
         Buffers that the next stage computes again are left out.
         """
@@ -139,7 +139,7 @@ class _Flow:
         return all(self.rows[name] is not None and self.written[name][1] < at for name in names)
 
     def again(self, at: int) -> list[int]:
-        """Returns the cheap steps before ``at`` that a stage beginning there repeats, such as a table of rotations.
+        """Returns the cheap steps before ``at`` that a stage which begins there repeats, such as a table of rotations.
 
         Their results are needed later and depend on step inputs alone.
         """

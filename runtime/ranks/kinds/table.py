@@ -10,8 +10,11 @@ from .ring import Ring
 from .tensor import Tensor
 
 KINDS: dict[str, PartitionKind] = {kind.name: kind for kind in (Tensor(), Pipeline(), Ring())}
-"""A kind's name -> the kind. The first of those that divide layers has the layers that no kind of a partition divides,
-and so has the first of those that divide steps."""
+"""Name of a kind -> the kind.
+
+If a partition has no kind that divides layers, the first of these that does is used, with one rank; likewise for kinds
+that divide steps.
+"""
 
 
 def layer_kinds() -> list[LayerKind]:
@@ -25,7 +28,9 @@ def step_kinds() -> list[StepKind]:
 
 
 def kind_of_collective(op: str) -> PartitionKind | None:
-    """Returns the kind whose ranks exchange values by ``op``; None if no kind does that ``optimize plan`` considers."""
+    """Returns the kind whose ranks exchange values by ``op``, among the kinds that ``optimize plan`` considers; else
+    None.
+    """
     return next((kind for kind in KINDS.values() if not kind.unplanned and op in kind.collectives), None)
 
 

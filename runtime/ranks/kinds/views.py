@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...shared.lowered_program import Affine, LoweredProgram, Operand, Step
 
 Ranges = tuple[tuple[int, int], ...]
-"""Ascending pieces of 0 .. n-1, each from its first to behind its last."""
+"""Ascending ranges (first, end) of indices, each with an exclusive end."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,14 @@ def columns_of(operand: Operand) -> Ranges:
 
 
 def touched(operand: Operand, cut: Slice, count: int, columns: Ranges) -> list[tuple[int, int]]:
-    """Returns the ranges of the axis's indices whose part of ``operand`` has any of the ``columns``."""
+    """Returns the ranges of a step's indices whose part of ``operand`` has at least one of ``columns``.
+
+    Args:
+        operand: an operand of the step.
+        cut: the part of the operand that belongs to an index.
+        count: the number of indices.
+        columns: columns of the buffer's rows.
+    """
     if not columns:
         return []
     part = columns_of(part_of(operand, cut.dim, 0, cut.scale))
@@ -124,7 +131,7 @@ def overlap(a: Ranges, b: Ranges) -> bool:
 
 
 def exceeds(wanted: Ranges, own: Ranges) -> bool:
-    """Returns True if ``wanted`` has an index that ``own`` doesn't have."""
+    """Returns True if ``wanted`` has an index that isn't in ``own``."""
     return union([*wanted, *own]) != own
 
 
@@ -135,7 +142,7 @@ def views_of(program: LoweredProgram) -> Iterator[Operand]:
 
 
 def row_sizes(program: LoweredProgram) -> dict[str, int | None]:
-    """Returns the number of elements in a row of each buffer; None for a buffer whose views aren't all rows of one
+    """Returns buffer -> number of elements in a row; None for a buffer whose views don't all have rows of one
     stride.
     """
     sizes: dict[str, int | None] = {}

@@ -56,17 +56,23 @@ _LOG = logging.getLogger("enginewright.server")
 _MOST_DEATHS = 2
 _MOST_SUSPECTS = 4096
 _FAILED_SECONDS = 60.0
-"""Seconds that clients are told to wait for a model that failed: only another start of the server helps."""
+"""The value of ``retry_after``, in seconds, for a model that failed.
+
+Only a restart of the server helps such a model.
+"""
 _STABLE_SECONDS = 60.0
-"""After an engine has run for this time, or has finished a request, the pauses begin with the shortest one again."""
+"""The time, in seconds, after which a running engine counts as stable: after its death, pauses are short again.
+
+An engine that has finished a request counts as stable too.
+"""
 
 
 class EngineLostError(EnginewrightError):
-    """The engine died, or was killed, under a request."""
+    """The engine died, or was killed, while it ran a request."""
 
 
 class ReplacedError(EnginewrightError):
-    """No replica serves the request's bundle any more. The request is prepared again for the new bundle."""
+    """No replica serves the bundle for which a request was prepared. The request is prepared again for the new bundle."""
 
 
 class UnavailableError(EnginewrightError):
@@ -82,7 +88,7 @@ class UnavailableError(EnginewrightError):
 
 
 class Running:
-    """A task that runs. ``events`` yields its pieces, and last its end with the result."""
+    """A running task of a client. ``events`` yields its output, and at last an ``Ended`` with the result."""
 
     def __init__(self, model: Model, number: int, digest: bytes, task: Task[Any]) -> None:
         self._model, self.number, self.digest, self.task = model, number, digest, task
@@ -98,9 +104,9 @@ class Running:
             self._waiting.set_result(None)
 
     async def events(self) -> AsyncGenerator[list[Piece] | Ended, None]:
-        """Yields lists of pieces that came together, and last how the task ended.
+        """Yields lists of pieces that arrived together, and at last the ``Ended`` of the task.
 
-        Raises the error that the task ends with. Closing the generator before aborts the task.
+        Raises the task's error. Closing the generator before the end aborts the task.
         """
         try:
             while self.ended is None:
@@ -125,7 +131,10 @@ class Running:
                 self._model.abort(self.number)
 
     async def result(self) -> Ended:
-        """Waits for the end of the task. Raises its error. Cancelling the caller aborts the task."""
+        """Waits for the end of the task, and returns it.
+
+        Raises the task's error. Cancelling the caller aborts the task.
+        """
         async with contextlib.aclosing(self.events()) as events:
             async for _ in events:
                 pass
@@ -291,14 +300,17 @@ class Model:
         return None if self._engine is None else self._engine.process.pid
 
     def start(self) -> None:
-        """Starts the engine, and again whenever it dies, until ``close``."""
+        """Starts the engine, and restarts it whenever it dies, until ``close``."""
         if self._task is None or self._task.done():
             self.state, self.error = "loading", None
             self._ready.clear()
             self._task = asyncio.create_task(self._supervise())
 
     async def wait_until_ready(self) -> None:
-        """Waits through any number of starts until it answers. Raises the error of a bundle that can't be opened."""
+        """Waits until the model answers, through any number of starts.
+
+        Raises the error of a bundle that can't be opened.
+        """
         while self.state in ("loading", "restarting"):
             await self._ready.wait()
         if self.state == "failed" and self.error is not None:
@@ -321,13 +333,13 @@ class Model:
         return self.submit(submit, partial(Running, task=task))
 
     def submit(self, submit: Submit, kind: Callable[[Model, int, bytes], Running]) -> Running:
-        """Starts the requests of a task under a new number.
+        """Starts the requests of a task under a new number, and returns the running task.
 
         Args:
-            submit: the task; its number is set here.
-            kind: makes the object that gets the events, of the model, the number and the task's digest.
+            submit: the task. Its number is set here.
+            kind: makes the running task from (this model, number, digest of the task).
 
-        Raises UnavailableError, and RequestError for a task that was running at several deaths of an engine.
+        Raises UnavailableError, and RequestError for a task during which the engine has died several times.
         """
         self.check()
         key = digest(submit.task)
@@ -344,12 +356,14 @@ class Model:
         return running
 
     def abort(self, number: int) -> None:
-        """Ends a request, whose blocks are free at the next step."""
+        """Ends the request with this number. Its blocks are freed at the next step."""
         if self._requests.pop(number, None) is not None:
             self._send(Abort(number))
 
     async def ask(self, topic: str) -> dict[str, Any]:
-        """Returns the answer of the engine's process to a question; ``topic``: see ``Ask``.
+        """Asks the engine's process a question, and returns the answer.
+
+        ``topic`` is a key of ``engine_process.ANSWERS``.
 
         Raises the errors of ``check``, and TimeoutError after ``limits.silence``.
         """
@@ -363,11 +377,14 @@ class Model:
             self._questions.pop(number, None)
 
     async def replace(self, path: str) -> None:
-        """Serves another bundle without losing a request. Raises RequestError: without replicas it can't be done."""
+        """Serves the bundle at ``path`` from now on, without losing a request.
+
+        Raises RequestError for a model without replicas.
+        """
         raise RequestError(f"model {self.name!r} has no replicas", hint="Start the server again.")
 
     async def close(self, unload: bool = False) -> None:
-        """Ends the engine, which writes its prefixes. ``unload``: True lets the model start again."""
+        """Ends the engine, which writes its cached prefixes. ``unload``: True if the model may be started again."""
         self.state = "unloaded" if unload else "closed"
         self._fail_all(EngineLostError("the server is stopping", hint="Try again."))
         self._send(Close())
@@ -381,7 +398,7 @@ class Model:
         self._kill()
 
     def kill(self) -> None:
-        """Kills the engine's process; it is started again."""
+        """Kills the engine's process, which is then restarted."""
         if self._engine is not None:
             self._engine.kill()
 

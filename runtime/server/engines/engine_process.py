@@ -52,7 +52,10 @@ from .records import (
 
 BEAT_SECONDS = 1.0
 _WAITING = 256
-"""Threads of requests with a form. Most of them wait: grammars are compiled a few at a time, by tenant in turn."""
+"""The number of threads for requests with a form.
+
+Most of these threads wait: only a few grammars are compiled at a time, one tenant after the other.
+"""
 
 
 def main(number: int) -> None:
@@ -107,7 +110,7 @@ def _read_all(link: socket.socket, size: int) -> bytes:
 
 
 class _Serving:
-    """Serves the requests of a front end, which are known by its numbers."""
+    """Runs the requests of a front end, under the front end's numbers."""
 
     def __init__(self, llm: LLM, link: socket.socket) -> None:
         self._llm, self._link = llm, link
@@ -164,8 +167,9 @@ class _Serving:
 
     @contextmanager
     def _reporting(self, number: int) -> Iterator[None]:
-        """Sends an exception of the block as the end of a request. It is needed on threads whose exceptions nobody
-        sees.
+        """Sends an exception of the block as the end of request ``number``.
+
+        It is for threads that nothing waits for.
         """
         try:
             yield
@@ -190,7 +194,10 @@ class _Serving:
             self._llm.submit(prepared, partial(self._heard, message.number, whole))
 
     def _heard(self, number: int, whole: bool, event: StreamPiece | EnginewrightError) -> None:
-        """Takes a piece of a request, or its error. The engine's thread calls it."""
+        """Adds a piece of request ``number``, or its error, to the results of the step. The engine's thread calls it.
+
+        ``whole``: True if the client gets the result alone, without pieces.
+        """
         if isinstance(event, EnginewrightError):
             if self._forget(number) is not None:
                 self._news.ended.append(Ended(number, problem=Problem.from_error(event)))
@@ -233,7 +240,7 @@ class _Serving:
         return self._live.now(list(self._prepared.values()))
 
     def _send_all(self) -> None:
-        """Sends queued messages until the end, so that only they wait for a slow front end, and no step does."""
+        """Sends queued messages until the end, on a thread of its own. So no step waits for a slow front end."""
         while (message := self._out.get()) is not None:
             try:
                 self._link.sendall(packed(message))
@@ -273,7 +280,7 @@ def _ended(number: int, prepared: Prepared[Any], whole: bool) -> Ended:
 
 
 def _problem(error: Exception) -> Problem:
-    """Returns the record of an error. An error that isn't ours becomes one that names the engine."""
+    """Returns the record of an error. An error that isn't an EnginewrightError becomes one that names the engine."""
     if not isinstance(error, EnginewrightError):
         hint = "Please report it."
         error = EnginewrightError(f"the request failed in the engine: {shown(error, 300)}", hint=hint)

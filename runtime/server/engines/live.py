@@ -21,18 +21,20 @@ from ...scheduler.continuous import ContinuousScheduler
 from ...tasks.base import Prepared
 
 MOST_ROWS = 128
-"""Requests that are listed one by one; all are counted."""
+"""The most requests that are listed one by one. The counts include all requests."""
 RECENT = 256
-"""Requests of a class whose times are looked at: the last ones."""
+"""The number of ended requests of a class, the last ones, whose times are used."""
 _SLICE = 4096
-"""Blocks that are looked at in one go, in less than a millisecond: the engine's thread may want to go on."""
+"""Blocks that are read at a time, in less than a millisecond, so that the engine's thread isn't held up."""
 
 Times = tuple[float, float, float | None]
-"""Seconds that a request waited, those to its first token, and those for each further one."""
+"""Three times of a request in seconds: waiting, until the first token, and the mean per further token (None
+without).
+"""
 
 
 class Live:
-    """Collects an engine's figures. ``left`` is called once for each request that is over, ``now`` for each look."""
+    """Collects an engine's figures. ``left`` is called for each task that ends, ``now`` for each update of the view."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -60,7 +62,7 @@ class Live:
                 self._counts[of] = self._counts.get(of, 0) + 1
 
     def now(self, prepared: Iterable[Prepared[Any]]) -> dict[str, Any]:
-        """Returns the figures of this moment, ready for JSON. ``prepared``: the requests that aren't over."""
+        """Returns the present figures, ready for JSON. ``prepared``: the tasks that haven't ended."""
         engine = self._llm.engine
         scheduler = engine.scheduler
         pulse = self._llm.pulse()
@@ -130,7 +132,7 @@ def _row(request: Request, runs: bool, pauses: bool) -> dict[str, Any]:
 
 
 def _batch(scheduler: ContinuousScheduler) -> dict[str, int]:
-    """Returns the counts of the last step: requests that write, tokens that were computed ahead, tokens of prompts."""
+    """Returns counts of the last step: requests that decode, drafted tokens, and prompt tokens."""
     chunks = scheduler.chunks
     drafted = sum(len(one.draft) for one in chunks)
     decodes = sum(one.samples and one.count - len(one.draft) == 1 for one in chunks)
@@ -138,7 +140,10 @@ def _batch(scheduler: ContinuousScheduler) -> dict[str, int]:
 
 
 def _blocks(pool: BlockPool, size: int) -> dict[str, Any]:
-    """Returns a pool's block states in order, run-length encoded as [state, count]."""
+    """Returns the states of a pool's blocks in order, run-length encoded as [state, count].
+
+    ``size``: tokens of a block.
+    """
     states = bytearray()
     for first in range(0, pool.total_blocks, _SLICE):
         states += pool.states(first, first + _SLICE)

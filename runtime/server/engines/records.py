@@ -76,7 +76,7 @@ class Submit(msgspec.Struct, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
-    """Ends a request, of which nothing more is sent."""
+    """Ends a request. The engine sends nothing more for it."""
 
     number: int
 
@@ -182,7 +182,7 @@ Sent = ToEngine | ToFrontEnd | Greeting
 
 
 def _plain(value: Any) -> Any:
-    """Returns an array as its shape, type and bytes, and anything else as a text. numpy isn't imported here."""
+    """Converts an array to its shape, type and bytes, and any other value to its text. numpy isn't imported here."""
     return (value.shape, value.dtype.str, value.tobytes()) if hasattr(value, "tobytes") else str(value)
 
 

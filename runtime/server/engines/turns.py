@@ -34,11 +34,13 @@ class Turn:
 
 
 class Turns:
-    """The turns of one model; see the module.
+    """The finished turns of one model; see the module.
 
     Args:
-        ends: texts that end a turn, guarded as ``Tokenizer.guarded_chat`` has them: where two texts are compared.
-        most_bytes: of all turns. The tenant with the most bytes loses its least recently used turn first.
+        ends: texts that end a turn, in the form of ``Tokenizer.guarded_chat``. Conversations are looked up at these
+            ends.
+        most_bytes: the most bytes of all turns. The tenant with the most bytes loses its least recently used turn
+            first.
     """
 
     def __init__(self, ends: Sequence[str], most_bytes: int = MOST_BYTES) -> None:
@@ -49,8 +51,9 @@ class Turns:
         return len(self._turns)
 
     def add(self, tenant: str, text: str, token_ids: Sequence[int]) -> None:
-        """Stores the token ids of a conversation. ``text`` must end with the end of a turn, as only such texts are
-        looked up.
+        """Stores the token ids of a conversation.
+
+        ``text`` must end with one of ``ends``, as only such texts are looked up.
         """
         turn = Turn(tenant, text, tuple(token_ids))
         self._turns.put(self._key(tenant, text), turn, tenant.partition("\0")[0], turn.bytes)
@@ -61,7 +64,8 @@ class Turns:
         Args:
             tenant: name of the tenant.
             text: the text of a conversation.
-            encode: the tokenizer. It gets the whole text, or the part from the end token of the cached turn on.
+            encode: converts a text to token ids: the whole text, or only its part from the end token of the cached turn
+                on.
         """
         digest = hashlib.blake2b(tenant.encode() + b"\0", digest_size=32)
         longest: Turn | None = None

@@ -24,15 +24,17 @@ HEAD_BYTES = 64 << 10
 """The most bytes of a request's line and headers."""
 URL_BYTES = 16 << 10
 PIPELINED = 8
-"""The most requests that may wait for the answer of an earlier one on their connection."""
+"""The most requests of a connection that may wait while an earlier one is answered."""
 WASTE_BYTES = 32 << 10
-"""Bytes that a body may take on the wire beyond twice its own bytes."""
+"""The most overhead of a body's pieces, in bytes, in addition to the size of the body."""
 PIECE_BYTES = 32
-"""The cost of each piece of a body, as bytes on the wire: a piece is a chunk, or the bytes of it in one read."""
+"""The overhead that is counted for each piece of a body. A piece is a chunk, or the bytes of it in one read."""
 READ_RATE = 256
-"""The fewest bytes per second that a client reads of an answer that waits for it, on average over ``stall_seconds``."""
+"""The fewest bytes per second at which a client must read its answer, on average over ``stall_seconds``."""
 LINGER_SECONDS = 1.0
-"""The time for which a closed connection with an unread body stays half open, so that its client can read why."""
+"""The seconds for which a closed connection with an unread body stays half open, so that its client can read the
+error.
+"""
 
 
 class Connection(HttpToolsProtocol):
@@ -103,13 +105,13 @@ class Connection(HttpToolsProtocol):
                 self._refuse(400, _WASTE)
 
     def pause_writing(self) -> None:
-        """Begins to check that the client reads: the buffer has unread bytes."""
+        """Starts to check that the client reads, because the buffer is full."""
         super().pause_writing()
         if self._stall is None:
             self._watch_reading()
 
     def resume_writing(self) -> None:
-        """Ends the checks of ``pause_writing``: the client has read the buffer."""
+        """Stops the checks that ``pause_writing`` started, because the client has read enough of the buffer."""
         super().resume_writing()
         if self._stall is not None:
             self._stall.cancel()
@@ -150,9 +152,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Passes a piece of the body on; stops the request if its pieces are so small that they are mostly
-        overhead.
-        """
+        """Passes on a piece of the body. Stops the request if its pieces are so small that they are mostly overhead."""
         self._body += len(body)
         self._waste += PIECE_BYTES
         if self._waste > WASTE_BYTES + self._body:
@@ -189,7 +189,7 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def _stop(self, status: int, message: str) -> None:
-        """Stops the parser by raising ValueError."""
+        """Stops the parser by raising ValueError, and remembers the response to send."""
         self._problem = status, message
         raise ValueError(message)
 
@@ -216,9 +216,9 @@ class Connection(HttpToolsProtocol):
     # Time
 
     def _wait(self, between: bool = False) -> None:
-        """Starts the timer within which the client must send a request's headers.
+        """Starts the timer after which the connection is closed, unless the client sends a request's headers before.
 
-        ``between``: True for the timer within which it must begin another request.
+        ``between``: True after a request, when the client has the time of an idle connection to begin another one.
         """
         self._cancel(self._waiting)
         self._between = between

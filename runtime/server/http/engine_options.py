@@ -25,7 +25,7 @@ _OF_ANSWERS = frozenset(
         *("prefix_folder_days", "offload_folder", "offload_size"),
     }
 )
-"""Options of ``LLM`` for models that write text."""
+"""Options of ``LLM`` that only models which generate text have."""
 
 
 class _Model(msgspec.Struct):
@@ -37,8 +37,8 @@ class _Manifest(msgspec.Struct):
 
 
 def _pools(path: str) -> bool:
-    """Returns True if a bundle's model gives numbers for texts and generates none; False if the manifest can't
-    be read.
+    """Returns True if a bundle's model computes vectors, scores or classes of texts; False if its manifest can't be
+    read.
     """
     try:
         data = read_regular(Path(path) / MANIFEST_PATH, most=MOST_JSON_BYTES)
@@ -48,10 +48,9 @@ def _pools(path: str) -> bool:
 
 
 def options_for(path: str, llm: Mapping[str, Any], options: ServerOptions) -> dict[str, Any]:
-    """Returns the options of a model's engine.
+    """Returns the options of ``LLM`` for a model.
 
-    If some models generate text, the other models don't get the options of prompts and answers, because they have no
-    cache, and texts of another length.
+    A model that generates no text gets no options of caches and contexts if other models of the server generate text.
 
     Args:
         path: the model's bundle.

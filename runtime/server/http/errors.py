@@ -44,10 +44,10 @@ class Words:
     Attributes:
         message: a format string. Its fields are the error's ``values``, its own message as ``detail``, and the
             ``seconds`` to wait.
-        type: the error's type; empty for that of its status.
+        type: the error's type; empty for the type that belongs to the status.
         code: a name that programs compare; None if the protocol has none.
-        patterns: a regular expression that a program searches in the message or the code, by program. The name of a
-            protocol's owner stands for many clients that compare the texts of the owner's servers.
+        patterns: program -> a regular expression that it searches in the message or the code. The name of a protocol's
+            owner stands for the many clients that compare the texts of the owner's servers.
     """
 
     message: str
@@ -59,7 +59,7 @@ class Words:
 _INVALID = "invalid_request_error"
 _LENGTH = "This model's maximum context length is {context} tokens. However, your {what} resulted in {tokens} tokens"
 _LENGTH_CODE = "(context_length_exceeded)"
-"""The code as it stands in a message: langchain-openai looks for it there."""
+"""The error code as it must occur in the message: langchain-openai looks for it there."""
 _LITELLM_LENGTH = "(?i)this model's maximum context length is"  # litellm: exception_mapping_utils.py
 _OPENCODE_LENGTH = r"(?i)maximum context length is \d+ tokens"  # opencode: provider/error.ts
 _TRY_AGAIN = r"(?i)try again in\s*(\d+(?:\.\d+)?)\s*(s|ms|seconds?)"  # codex: codex-api/src/sse/responses.rs
@@ -174,7 +174,7 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
         )
     },
 }
-"""Kind of error -> protocol -> its words. Protocols that aren't there have those of ``OPENAI``."""
+"""Kind of error -> protocol -> its text. A protocol without an entry has the text of ``OPENAI``."""
 
 _BY_STATUS = {413: TOO_LARGE, 429: RATE}
 _KINDS = {400: _INVALID, 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -183,13 +183,13 @@ _ANTHROPIC_KINDS = {**_KINDS, 408: "timeout_error", 413: "request_too_large", 50
 _PARAM = re.compile(r"[A-Za-z0-9_.\[\]]{1,63}")
 """A field's name at the beginning of a message, such as ``messages[1].content[0]``."""
 _MOST_HEADER = 1024
-"""The most characters of a header's value: they may have names that a client chose."""
+"""The most characters of a header's value, because it may contain names that a client chose."""
 _PROMPTS = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat"), "messages"),
     **dict.fromkeys(("/v1/responses", "/v1/responses/input_tokens"), "input"),
     **dict.fromkeys(("/v1/completions", "/api/generate"), "prompt"),
 }
-"""Endpoint -> the field that its prompt is made of. Others have several such fields."""
+"""Endpoint -> the field from which its prompt is made. Endpoints with several such fields aren't listed."""
 
 
 def protocol_of(path: str) -> str:
@@ -219,8 +219,10 @@ class ApiError(Exception):
     """An error response.
 
     Args:
+        status: the HTTP status.
+        message: the problem.
         param: the body's field that is wrong.
-        problem: the kind of error, a key of ``WORDS``; empty for that of the status, or for ``message`` unchanged.
+        problem: the kind of error, a key of ``WORDS``; empty for the kind of the status, or for ``message`` unchanged.
         values: values for the format of the message.
         retry_after: seconds after which to try again; each 503 has some.
     """
@@ -303,7 +305,9 @@ def api_error(error: EnginewrightError) -> ApiError:
 
 
 def _lengths(error: ContextError) -> dict[str, Any]:
-    """Returns the numbers of tokens for the message about a prompt that is too long."""
+    """Returns the numbers of tokens for the message about a prompt that is too long, by their names in
+    ``Words.message``.
+    """
     tokens = str(error.tokens) if error.exact else f"at least {error.tokens}"
     most = min(error.context, error.tokens - 1)  # a prompt of the whole context leaves no room for an answer
     return {"context": error.context, "room": error.room, "tokens": tokens, "most": most}

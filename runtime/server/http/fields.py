@@ -42,7 +42,7 @@ HINTS = frozenset(
         *("provider", "models", "route", "transforms", "fallbacks", "drop_params", "timeout", "num_retries"),
     }
 )
-"""Hints of clients of other servers. Every endpoint takes them, and no answer here depends on them."""
+"""Harmless fields that clients of other servers send. Every endpoint accepts them, and no answer depends on them."""
 
 
 class Fields(msgspec.Struct, kw_only=True):
@@ -109,9 +109,15 @@ def decoded(
 
 
 def _honoured(kind: type[Fields], field: str, name: str, value: Any) -> Any:
-    """Returns the value of a field with integers for whole floats, and without the parts of an object that are null.
+    """Converts the value of a field: whole floats to integers, and an object to one without its null parts.
 
-    ``name``: the field's name in the body. Raises RequestError for an object with an unknown part.
+    Args:
+        kind: the class of the body.
+        field: the name of the field in the class.
+        name: its name in the body.
+        value: the decoded value.
+
+    Raises RequestError for an object with an unknown part.
     """
     if field in _whole_fields(kind):
         return whole(value)
@@ -151,7 +157,7 @@ def check_parts(place: str, value: Mapping[str, Any], known: Iterable[str]) -> N
 
 @cache
 def _parts(kind: type[Fields], field: str) -> tuple[str, ...]:
-    """Returns the fields of the struct that is the type of a body's field; empty if the type isn't a struct."""
+    """Returns the names of an object's parts, if the type of ``field`` is a struct; otherwise ()."""
     types = {one.name: get_args(one.type) or (one.type,) for one in msgspec.structs.fields(kind)}[field]
     return next(
         (one.__struct_fields__ for one in types if isinstance(one, type) and issubclass(one, msgspec.Struct)), ()
@@ -168,7 +174,7 @@ def _whole_fields(kind: type[Fields]) -> frozenset[str]:
 
 
 def whole(value: Any) -> Any:
-    """Returns a value whose numbers such as 8.0 are integers, also in lists: many languages have floats alone."""
+    """Returns a value in which floats such as 8.0 are integers, also in lists: many languages have only floats."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < _EXACT else value
     if isinstance(value, list):
@@ -177,6 +183,6 @@ def whole(value: Any) -> Any:
 
 
 _EXACT = 2**53
-"""Floats below it have all whole numbers."""
+"""The limit below which a float can represent every integer."""
 _LONGEST_TAKEN = 1024
-"""The most bytes of a field that is refused if its value may be one without effect."""
+"""The most bytes of a refused field that is decoded, to check if its value has no effect."""

@@ -36,9 +36,9 @@ _LATEST = ":latest"
 _MOST_NAME = 80
 """The most characters of a model's name in the log."""
 _PORTIONS = 4
-"""The most portions of large bodies in an engine at a time, which is the most that a small body waits for."""
+"""The most portions of large bodies in an engine at a time. A small body waits for at most this number."""
 _AT_ONCE = 16 << 10
-"""The bytes of a body that the event loop decodes itself: less than a thread takes to be asked."""
+"""The most bytes of a body that the event loop decodes itself, which is faster than a switch to a thread."""
 
 
 class Front:
@@ -66,7 +66,7 @@ class Front:
         self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
         self.stopping = False
         self.running: dict[asyncio.Future[Any], Callable[[EnginewrightError], None]] = {}
-        """The answers that are being sent -> what ends each with an error."""
+        """The answers that are being sent -> the function that ends each of them with an error."""
         self._pool = ThreadPoolExecutor(2, "text")  # one for small bodies, one for large ones
         self._turns: dict[str, Turns] = {}
         self._portions: dict[str, FairTurns] = {}
@@ -94,11 +94,11 @@ class Front:
         return now, later
 
     def model(self, name: str | None, *kinds: Kind) -> Model:
-        """Returns the model of a name or an alias; None names the first of the kinds, or else the first.
+        """Returns the model with a name or an alias. Raises ApiError for an unknown name.
 
-        ``kinds``: by default that of models that write text.
-
-        Raises ApiError for an unknown name.
+        Args:
+            name: the name in the request; None for the first model of one of ``kinds``, or else the first model.
+            kinds: the kinds of bundles that the request is for; by default, models that generate text.
         """
         name = self.options.aliases.get(name or "", name)
         if name is None or self.options.any_model:
@@ -115,7 +115,10 @@ class Front:
         return self.models | {name: self.models[model] for name, model in self.options.aliases.items()}
 
     def name(self, asked: str | None, model: Model) -> str:
-        """Returns the model's name for an answer: the alias, if ``asked``, the name in the request, is one."""
+        """Returns the model's name for an answer: the alias if the request used one.
+
+        ``asked``: the name in the request.
+        """
         return asked if asked is not None and asked in self.options.aliases else model.name
 
     def sizes(self, name: Any, *kinds: Kind) -> Sizes:
@@ -195,7 +198,7 @@ class Front:
         return self._turns[model.hash]
 
     def portions(self, model: Model) -> FairTurns:
-        """Returns the turns of portions of large bodies in a model's engine. Other bodies go there without a turn."""
+        """Returns the turns in which portions of large bodies enter a model's engine. Small bodies need no turn."""
         return self._portions.setdefault(model.name, FairTurns(_PORTIONS))
 
     async def in_thread(self, tenant: str, work: Callable[[], Any], size: int = 0) -> Any:
@@ -206,13 +209,15 @@ class Front:
         Args:
             tenant: name of the tenant that the work is for.
             work: the function to run.
-            size: bytes of its body.
+            size: bytes of the request's body.
         """
         async with (self._turns_of_small if size <= FREE_BYTES else self._turns_of_large).turn(tenant, size):
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def fingerprint(self, model: Model) -> str | None:
-        """Returns a text that changes whenever the same request might get other tokens; None if it was never loaded."""
+        """Returns a text that changes whenever a request's tokens might change; None for a model that was never
+        loaded.
+        """
         if not model.info:
             return None
         executor = model.info.get("executor", {})

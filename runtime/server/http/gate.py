@@ -109,8 +109,9 @@ class Gate:
         return None
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raises ApiError for a request that may not reach the routes; stores the request's tenant in the scope's
-        state.
+        """Raises ApiError for a request that must not reach the routes.
+
+        Stores the request's tenant in the scope's state.
         """
         self._check_headers(scope, headers)
         path = scope["path"]
@@ -212,7 +213,7 @@ class Gate:
 
 
 _ANY_HOST = frozenset({"/health", "/ping", "/version", "/api/version"})
-"""Paths that load balancers, orchestrators and programs ask for by address, or by HTTP/1.0 without a Host."""
+"""Paths that are served for any Host header, or none: load balancers and orchestrators request them by address."""
 _OPEN_PATHS = _ANY_HOST | {"/"}
 """Paths that need no key."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]{1,4096}")
@@ -222,10 +223,10 @@ _READABLE = frozenset(
         *("connection", "vary"),
     }
 )
-"""Headers that a page may read anyway, or that say nothing to it."""
+"""Headers of a response that a web page may read without permission, or that are of no use to it."""
 _MOST_HEADERS = 128
 _CLOSING = frozenset({401, 403, 408, 413, 415, 431})
-"""Statuses after which a connection is closed: nothing that its client sent besides is read."""
+"""Statuses after which the connection is closed. Anything else that its client has sent isn't read."""
 _PIECE_BYTES = 64 << 10
 """The most bytes of an answer that wait for a client to read them."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

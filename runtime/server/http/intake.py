@@ -18,7 +18,7 @@ from .tenants import QuotaError, Tenant
 FREE_BYTES = 64 << 10
 """The bytes of each body that aren't counted: the number of connections bounds them."""
 GRACE_SECONDS = 10.0
-"""The time for which a body may lag behind its slowest rate."""
+"""The seconds by which a body may be later than its slowest rate allows."""
 
 
 class Held(Protocol):

@@ -44,7 +44,7 @@ class Sizes:
 
 
 LARGEST = Sizes(1 << 20, 1 << 20)
-"""The sizes that stand for a model where none is known."""
+"""The sizes that are used if the model isn't known."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,12 @@ _IDS = Bound(Most(0), Most(1, vocabulary=1), Most(vocabulary=1))
 _TEXTS = Bound(_TEXT, Most(1), prompt=True)
 
 ARGUMENTS = Bound(_TEXT, Most(65_536), prompt=True, levels=MOST_LEVELS - 10)
-"""The bound of a call's arguments that the server answers as an object: with the message around them they fit the
-bound of ``messages`` when they come back."""
+"""The bound of a tool call's arguments that the server sends as an object.
+
+A client can send such a call back: it fits the bound of ``messages`` together with the message around it.
+"""
 MANY_TEXTS = Bound(Most(8 << 20), Most(1 << 20))
-"""The bound of a list of texts, or of lists of ids, each of which is a request of its own."""
+"""The bound of a list of texts, or of lists of token ids. Each entry is a request of its own."""
 SCALAR = Bound()
 """The bound of a field that isn't in ``BOUNDS``."""
 BOUNDS: Mapping[str, Bound] = {
@@ -245,12 +247,14 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _structure(data: bytes) -> int:
-    """Returns an n such that the JSON has at most n + 1 values. Commas and brackets in strings are counted too."""
+    """Returns an upper limit of the number of JSON's values, minus 1: a fast count of commas and brackets, also in
+    strings.
+    """
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def _measured(data: bytes, most: int) -> tuple[int, int, int]:
-    """Returns the number of JSON's values, of the fields of its outermost object, and of its levels.
+    """Returns (values of the JSON, fields of its outermost object, levels).
 
     Brackets and commas in strings don't count. The text is read in pieces, so that memory stays small and other threads
     run; counting stops after ``most`` values. For a text that isn't JSON the numbers mean nothing.

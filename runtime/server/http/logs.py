@@ -23,7 +23,7 @@ _PLACE = re.compile(r"'?[A-Za-z0-9_.\[\]-]{1,64}'?")
 _QUOTED = re.compile(r"(?<!\w)(['\"]).*\1(?!\w)|[\[{<].*[\]}>]", re.DOTALL)
 _OPENED = re.compile(r"(?<!\w)['\"\[{<].*", re.DOTALL)
 _TEMPLATE = "chat:"
-"""Begins what a chat template says of messages, which may have parts of them."""
+"""The beginning of an error's message that comes from a chat template. Such a message may quote a prompt."""
 
 
 def set_up_logs(as_json: bool) -> None:

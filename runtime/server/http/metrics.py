@@ -52,7 +52,7 @@ _USAGE = {
     "tenant_generation_tokens": "New tokens of a tenant's answers.",
 }
 OTHER_TENANTS = "(other)"
-"""The label of all tenants that have no series of their own."""
+"""The label of the series that counts all tenants without a series of their own."""
 _OF_MODELS: tuple[tuple[Metric, Callable[[Model], float]], ...] = (
     (Metric("engine_deaths", "Engines that were lost.", counts=True), lambda model: model.deaths),
     (Metric("engine_ready", "Whether a model answers."), lambda model: float(model.state == "ready")),
@@ -62,7 +62,10 @@ _OF_MODELS: tuple[tuple[Metric, Callable[[Model], float]], ...] = (
         lambda model: model.retried,
     ),
 )
-"""Metrics of a model that its front end knows, under our name; its engine's are those of ``Pulse``."""
+"""Metrics of a model that the front end knows itself, with their values.
+
+The engine's metrics are those of ``Pulse``.
+"""
 
 
 class Metrics:

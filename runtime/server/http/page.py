@@ -42,7 +42,7 @@ _TYPES = {
     ".woff2": "font/woff2",
 }
 _FRESH_SECONDS = 0.25
-"""An engine is asked no more often, however many pages look."""
+"""The shortest time between two questions to an engine, however many pages show it."""
 _PATIENCE_SECONDS = 3.0
 
 
@@ -67,7 +67,7 @@ class _File:
 
 
 class _Looks:
-    """The figures of engines. Pages that ask at the same time share an answer."""
+    """The figures of engines for the page. Pages that ask at the same time share an answer."""
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}

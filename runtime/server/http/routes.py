@@ -25,11 +25,18 @@ class Routes:
         self.all: list[Route] = []
 
     def add(self, path: str, function: Endpoint, *methods: str, listed: bool = True) -> None:
-        """Adds a route for these methods. ``path`` has parameters as Starlette writes them, such as ``{name:path}``."""
+        """Adds a route for these methods.
+
+        Args:
+            path: the path, with parameters as Starlette writes them, such as ``{name:path}``.
+            function: makes the response.
+            methods: the HTTP methods.
+            listed: True if openapi.json has the route.
+        """
         self.all.append(Route(path, function, methods=list(methods), include_in_schema=listed))
 
     def get(self, path: str, *, listed: bool = True) -> Callable[[Endpoint], Endpoint]:
-        """Returns a decorator that adds a route for GET. ``listed``: whether openapi.json has it."""
+        """Returns a decorator that adds a route for GET. ``listed``: True if openapi.json has it."""
         return self._adder(path, "GET", listed)
 
     def post(self, path: str) -> Callable[[Endpoint], Endpoint]:

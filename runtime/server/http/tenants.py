@@ -28,7 +28,10 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _LOG = logging.getLogger("enginewright.server")
 _LOOK_SECONDS = 2.0
 _BYTES_A_TOKEN = 16
-"""Bytes of a body that count as a token, where the body has fewer tokens or was refused: most texts have 3 to 5."""
+"""The bytes of a body that count as one token. It is used if the body has fewer tokens than that, or was refused.
+
+In most texts a token has 3 to 5 bytes.
+"""
 
 
 class Key(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"of_class": "class"}):
@@ -105,7 +108,7 @@ class Tenant:
                 raise QuotaError(f"this key may have {key.tokens_per_minute} tokens a minute", wait)
 
     def widen(self, more: int) -> None:
-        """Counts further requests of the same body: several prompts, several answers. Raises QuotaError."""
+        """Counts ``more`` further requests of the same body, such as several prompts or answers. Raises QuotaError."""
         key = self.key
         if key is not None and key.requests is not None and self.running + more > key.requests:
             raise QuotaError(f"{self.running + more} requests, and this key may have {key.requests} at a time", 1.0)
@@ -131,7 +134,7 @@ class Tenant:
         )
 
     def end(self, tokens: int, requests: int = 1) -> None:
-        """Stops counting the requests of a body, and takes its ``tokens`` from the quota."""
+        """Stops counting ``requests`` requests of a body, and subtracts its ``tokens`` from the quota."""
         self.running -= requests
         self._tokens -= tokens
 
@@ -166,12 +169,12 @@ class Charge:
         self.handed_on = False
 
     def widen(self, more: int) -> None:
-        """Counts further requests of the same body. Raises QuotaError."""
+        """Counts ``more`` further requests of the same body. Raises QuotaError."""
         self.tenant.widen(more)
         self.requests += more
 
     def end(self) -> None:
-        """Takes the tokens from the quota, and stops counting the requests."""
+        """Subtracts the tokens from the quota, and stops counting the requests."""
         self.tenant.end(max(self.tokens, self.size // _BYTES_A_TOKEN), self.requests)
 
     def __enter__(self) -> Charge:

@@ -21,7 +21,7 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 _LEAST = -9999.0
-"""The smallest log-probability that is sent: JSON has no minus infinity."""
+"""The smallest log-probability that is sent. JSON has no minus infinity."""
 
 
 def event(value: Any, name: str = "") -> bytes:
@@ -32,9 +32,9 @@ def event(value: Any, name: str = "") -> bytes:
 
 @dataclass(frozen=True)
 class Given:
-    """A prompt: its text and its token ids.
+    """The prompt of a request: its text and its token ids.
 
-    ``guarded`` is a conversation's text as `Tokenizer.guarded_chat` renders it.
+    ``guarded`` is the text of a conversation as `Tokenizer.guarded_chat` renders it; None for a plain prompt.
     """
 
     text: str
@@ -317,8 +317,9 @@ class ChatShape(OpenAIShape):
         return choice | ({"token_ids": piece.token_ids} if self._ids else {})
 
     def _said(self, news: News) -> dict[str, Any]:
-        """Returns the fields that ``delta`` of an event and ``message`` of a whole response share: content, tool
-        calls, and the reasoning under the two names that clients read.
+        """Returns the fields that an event's ``delta`` and a whole response's ``message`` share.
+
+        They are content, tool calls, and the reasoning under the two names that clients read.
         """
         content = "".join(delta.content for delta in news.deltas)
         reasoning = "".join(delta.reasoning for delta in news.deltas)

@@ -33,7 +33,7 @@ MOST_PROMPTS = 128
 MOST_TOP_LOGPROBS = 20
 _LARGEST = 2**31 - 1
 _DIGITS = len(str(_LARGEST))
-"""Numbers that go to an engine as they are fit 32 bits."""
+"""The most digits of an integer that is passed on to an engine: it must fit 32 bits."""
 
 _LATER = "it isn't there yet"
 _NONE: tuple[object, ...] = (None, [], {}, "")
@@ -102,7 +102,7 @@ HARMLESS = HINTS | frozenset(
         *("prompt_cache_options",),
     }
 )
-"""Fields that change no result: they say who sends the request, what is stored, or how fast it runs."""
+"""Fields that don't change the result: they name the caller, or control what is stored and how fast it runs."""
 
 _BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget")
 """Names of the field of a chat that limits the tokens of an answer's reasoning."""
@@ -127,7 +127,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Body(Fields, kw_only=True):
-    """The fields that chat completions and completions share. None is the protocol's default, or the model's own."""
+    """The fields that chat completions and completions share. None means the protocol's default, or the model's own."""
 
     refused: ClassVar[Mapping[str, Only]] = REFUSED
     harmless: ClassVar[frozenset[str]] = HARMLESS
@@ -185,8 +185,9 @@ class Body(Fields, kw_only=True):
     guided_json_object: bool | None = None
 
     def params(self, model: ModelInfo) -> dict[str, Any]:
-        """Returns fields of SamplingParams: the protocol's defaults, replaced by the model's recommended values, then
-        the body's.
+        """Returns fields of SamplingParams for this body.
+
+        The body's values replace the model's recommended values, and these replace the protocol's defaults.
         """
         recommended = model.generation_defaults
         names = (*DEFAULTS_OF_SAMPLING, *DEFAULTS_ALWAYS)
@@ -265,7 +266,7 @@ class Body(Fields, kw_only=True):
 
 
 _OTHER_FORMS = frozenset({"max_tokens", "logit_bias", "seed", "structured_outputs", "logprobs", "best_of"})
-"""Fields of SamplingParams that bodies have under other names; ``params`` fills them."""
+"""Fields of SamplingParams that bodies have in another form; ``Body.params`` converts them."""
 
 
 @cache
@@ -494,7 +495,7 @@ class DetokenizeBody(Fields, kw_only=True):
 
 
 def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Converts a ``response_format``, or Responses' ``text.format``, to StructuredOutputsParams' fields; None for any
+    """Converts ``response_format``, or ``text.format`` of Responses, to fields of StructuredOutputsParams; None for any
     text.
     """
     kind = given.get("type")
@@ -522,8 +523,9 @@ def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def held_form(form: Any) -> tuple[dict[str, Any] | None, list[str]]:
-    """Returns the form without constraints that can't be enforced, if it is a JSON schema, and the names of the dropped
-    constraints.
+    """Removes the constraints that can't be enforced from a form that is a JSON schema.
+
+    Returns the new form, and the names of the removed constraints; (None, []) for a form of another kind.
 
     Args:
         form: the request's ``structured_outputs``, checked.
@@ -539,7 +541,12 @@ def held_form(form: Any) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 def checked_kwargs(kwargs: Mapping[str, Any] | None, special: Sequence[str]) -> dict[str, Any]:
-    """Returns a client's variables of a chat template. Raises RequestError for names that ``render`` itself uses."""
+    """Returns a client's variables of a chat template.
+
+    Raises RequestError for names that the template's own variables have.
+
+    ``special``: the names of the tokenizer's special tokens.
+    """
     reserved = {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
     for name in kwargs or {}:
         if name in reserved or name in special or name.endswith("_token"):

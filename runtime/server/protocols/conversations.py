@@ -23,15 +23,19 @@ from .tools import ToolChoice, call_forms, checked_messages, tool_choice
 def chat_prompt(
     front: Front, model: Model, body: ChatBody | TokenizeBody, tools: ToolChoice, tenant: str, splice: bool
 ) -> tuple[Given, int]:
-    """Returns a conversation's prompt, and the number of its tokens that come from a finished turn. Runs on a thread.
+    """Renders and tokenizes a conversation. It runs on a thread.
+
+    Returns the prompt, and the number of its tokens that come from a finished turn.
 
     Args:
+        front: the front end.
+        model: the model.
         body: the conversation, and its variables of the template.
         tools: the tools that the template shows.
         tenant: name of the tenant whose finished turns are used, with the body's salt.
         splice: False encodes the whole text, without finished turns.
 
-    Raises RequestError where the template refuses the messages, and ContextError for too many tokens.
+    Raises RequestError if the template refuses the messages, and ContextError for too many tokens.
     """
     tokenizer = tokenizer_of(model)
     assert body.messages is not None
@@ -54,9 +58,10 @@ async def counted(
     chat: Callable[[B], ChatBody],
     before: Callable[[B], None] = lambda _: None,
 ) -> int:
-    """Returns the number of tokens of a body's prompt. Nothing is generated.
+    """Returns the number of prompt tokens that a body would have. Nothing is generated.
 
     Args:
+        front: the front end.
         request: the request, whose body is read.
         kind: the class of its body.
         chat: converts the body to one of chat completions; it runs on a thread.
@@ -86,7 +91,7 @@ def _variables(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: ToolC
 
 
 Turn = tuple[ChatBody, ToolChoice, dict[str, Any]]
-"""A conversation, its tools, and the assistant's message that ends it."""
+"""The messages of a conversation, its tools, and the assistant's message that ends it."""
 
 
 def remember(

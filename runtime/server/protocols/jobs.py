@@ -35,12 +35,12 @@ from .work import BodyJob, Work
 
 @dataclass(frozen=True)
 class Order:
-    """A body in OpenAI's format; bodies of other protocols are converted to it.
+    """The request of a body, in OpenAI's format. Bodies of other protocols are converted to it.
 
     Attributes:
         body: the prompts and parameters.
-        kind: makes the shape of the answer.
-        ignored: names of fields that change no answer.
+        kind: makes the object that formats the answer.
+        ignored: names of fields that don't change the answer.
         notes: further headers of the answer.
     """
 
@@ -55,7 +55,7 @@ class Job(BodyJob):
 
     Args:
         front, charge, model, request: as for `BodyJob`.
-        order: makes the order for the model. It runs on a thread, like all work that grows with a body.
+        order: makes the `Order` for the model. It runs on a thread, like all work that grows with a body.
     """
 
     body: Body
@@ -96,7 +96,7 @@ class Job(BodyJob):
         return len(self.given) * self.answers
 
     async def prepare(self) -> None:
-        """Makes the prompts. It is called again if the model's bundle has been replaced since."""
+        """Makes the prompts. It is called again if the model's bundle was replaced in the meantime."""
         await self.front.in_thread(self.tenant.name, self._prepare, self.charge.size)
 
     def _prepare(self) -> None:
@@ -122,7 +122,7 @@ class Job(BodyJob):
         )
 
     def _hold(self, form: Mapping[str, Any]) -> None:
-        """Replaces the form of the answer. Raises RequestError."""
+        """Makes ``form`` the form of the answer. Raises RequestError for an invalid one."""
         self.params = self.params.updated(structured_outputs=StructuredOutputsParams.checked(form))
 
     def _chat(self) -> None:
@@ -146,9 +146,9 @@ class Job(BodyJob):
             self.ignored += [] if effort_variables(effort[1], reads) else [effort[0]]
 
     def _budget(self, body: ChatBody, prompt: int) -> int | None:
-        """Returns the most tokens of the reasoning; None for no limit, or for a limit above that of the whole answer.
+        """Returns the limit of reasoning tokens; None for no limit, or for one above the limit of the whole answer.
 
-        ``prompt``: tokens of the prompt. Raises RequestError if the model can't limit its reasoning.
+        ``prompt``: the number of prompt tokens. Raises RequestError if the model's reasoning can't be limited.
         """
         budget = body.reasoning_budget()
         if budget is None:
@@ -213,7 +213,14 @@ class Job(BodyJob):
         self.ended(len(given.ids), new, ended.metrics, [answer.finish_reason for answer in ended.result.answers])
 
     async def _remember(self, given: Given, text: str, ids: Sequence[int], reader: Reader) -> None:
-        """Keeps a finished turn for the conversation that continues it."""
+        """Caches a finished turn, so that the conversation that continues it reuses its tokens.
+
+        Args:
+            given: the prompt.
+            text: text of the answer, as the client gets it.
+            ids: tokens of the answer.
+            reader: the reader that has read the answer.
+        """
         keep = partial(remember, self.front, self.model, self.scope, given, text, ids)
         turn = reader.turn
         if turn is None and reader.parses:  # it is cut off, and doesn't come back as it was
@@ -305,7 +312,10 @@ class Job(BodyJob):
                 self._cut_off(running, sent)
 
     def _news(self, i: int, pieces: Sequence[Piece], sent: _Sent, prompt: int) -> bytes:
-        """Returns the events of new pieces of request ``i``. ``prompt``: tokens of all prompts of the body."""
+        """Returns the events for new pieces of request number ``i``.
+
+        ``prompt``: the number of tokens of all prompts of the body.
+        """
         shape, out = self.shape, []
         for piece in pieces:
             index = i * self.answers + piece.index
@@ -389,7 +399,7 @@ def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int
 def _gaps(model: Model, body: CompletionBody, most: int) -> tuple[list[Given], tuple[int, ...]]:
     """Returns the prompts and end tokens of a body that asks for the text before a suffix.
 
-    Raises ApiError where the model can't fill in the middle.
+    ``most``: the most prompts. Raises ApiError if the model can't fill in the middle.
     """
     tokenizer = tokenizer_of(model)
     if (tokens := tokenizer.fill_in_middle) is None:

@@ -41,7 +41,7 @@ PROTOCOL_VERSION = "0.13.4"
 Some programs require a version: codex 0.13.4, Copilot 0.6.4.
 """
 _NEVER = "9999-12-31T23:59:59Z"
-"""The time at which a model is unloaded: never, as models stay loaded."""
+"""The time at which a model is unloaded, for the answers: a far one, as models stay loaded."""
 
 
 class ShowBody(Fields, kw_only=True):
@@ -61,12 +61,12 @@ class ShowBody(Fields, kw_only=True):
 
 _TEXT_ONLY = Only((None, []), "models take text alone", "Leave them out.")
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's default values, for options for which the model recommends no value."""
+"""Ollama's default values of options. They apply if the model recommends no value."""
 _OPTION = "options."
 _SAMPLING = {
     name.removeprefix(_OPTION): field for field, name in PROTOCOL_NAMES[OLLAMA].items() if name.startswith(_OPTION)
 }
-"""Ollama's options, and the fields of OpenAI's bodies that have the same meaning."""
+"""Ollama's option -> the field of OpenAI's bodies with the same meaning."""
 _OPTIONS_IGNORED = HINTS | frozenset(
     {
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram"),
@@ -378,7 +378,7 @@ def tags(models: Mapping[str, Model]) -> dict[str, Any]:
 def running(models: Mapping[str, Model]) -> dict[str, Any]:
     """Returns the response of ``/api/ps``: a row for each loaded model.
 
-    The bytes in a GPU's memory aren't known, and left out.
+    The bytes in a GPU's memory aren't known, so the rows don't have them.
     """
     return {
         "models": [

@@ -30,9 +30,9 @@ from .work import BodyJob, Work
 _TEXTS, _CHARACTERS = 64, 1 << 16
 """The most texts of a portion, and their most characters unless a single text has more."""
 _NUMBERS = 1 << 21
-"""The most numbers of an answer for tokens. An answer with a number for each text has few."""
+"""The most numbers in an answer. Only answers with numbers for each token can exceed it."""
 _OPEN = 2
-"""The most portions of a body in the engine: while it computes one, the next one is there already."""
+"""The most portions of a body in the engine: one that it computes, and the next one."""
 
 
 class PooledJob(BodyJob):
@@ -111,8 +111,11 @@ class PooledJob(BodyJob):
         return self.body.response(rows, Sums(name, self.charge.tokens, metrics))
 
     async def _rows(self, results: Sequence[Any]) -> list[Any]:
-        """Returns the rows of the answer for the results of a portion. Raises RequestError if the answer would have
-        too many numbers: those of tokens aren't known before."""
+        """Returns the rows of the answer for the results of a portion.
+
+        Raises RequestError if the answer gets too many numbers. For classes of tokens, their number isn't known
+        earlier.
+        """
         labels = self._pooling.labels or [str(i) for i in range(self._pooling.dimensions)]
 
         def rows() -> list[Any]:
@@ -142,10 +145,15 @@ class PooledJob(BodyJob):
             yield range(begin, len(texts))
 
     async def _portion(self, portion: range, *, alone: bool) -> Ended:
-        """Runs the texts of a portion. Bodies with several portions take turns by tenant; a body with one portion
-        doesn't wait.
+        """Runs the texts of a portion.
 
-        ``alone``: True if it is the body's only portion. Raises the errors of the request, which name the text.
+        Bodies with several portions take turns by tenant; one with a single portion never waits.
+
+        Args:
+            portion: the indices of the texts.
+            alone: True if it is the body's only portion.
+
+        Raises the errors of the request, which name the text.
         """
         turns = contextlib.nullcontext() if alone else self.front.portions(self.model).turn(self.tenant.name)
         async with turns:
@@ -166,8 +174,10 @@ class PooledJob(BodyJob):
             return ended
 
     def _named(self, error: EnginewrightError, portion: range) -> EnginewrightError:
-        """Returns the error with the name that the text has in the body, in place of its name in the portion; the same
-        error if it names no text.
+        """Returns an error in which the text has its name in the body, such as "input[7]", instead of that in the
+        portion.
+
+        An error that names no text is returned unchanged. ``portion``: the indices of the portion's texts.
         """
         names = self._order.names
         match = re.fullmatch(rf"({'|'.join(names)})(?:\[(\d+)\])?(:.*)", error.message, re.DOTALL)

@@ -38,7 +38,7 @@ Texts = str | list[str | int | list[int]]
 """A text, token ids, or a list of either, as OpenAI's bodies have them."""
 
 _LARGEST = (1 << 63) - 1
-"""The largest integer that an engine's process can be sent."""
+"""The largest integer that can be sent to an engine's process."""
 _encode = msgspec.json.Encoder().encode
 _RIGHT = Only((None, "right", "Right", "END"), "texts are cut at their end", "Leave it out.")
 _VLLM: Mapping[str, Only] = {
@@ -53,7 +53,7 @@ _INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
     "classification": ("classification",),
     "clustering": ("clustering",),
 }
-"""A value of ``input_type`` -> names of prompts that have its meaning, the first that a model has being used."""
+"""Value of ``input_type`` -> names of prompts with that meaning. The first one that the model has is used."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class TextOrder:
 
 @dataclass(frozen=True)
 class Sums:
-    """The facts about a whole answer.
+    """Totals of a whole answer.
 
     Attributes:
-        name: the model's name for the answer.
-        tokens: tokens of all its texts.
+        name: the model's name in the answer.
+        tokens: the number of tokens of all its texts.
         metrics: its times, from the body to the last result.
     """
 
@@ -93,7 +93,10 @@ class Sums:
 
 
 class PooledBody(Fields, kw_only=True):
-    """The common part of bodies that ask for a result of each of their texts. ``summary``: see `Routes`."""
+    """The common part of bodies that ask for a result of each of their texts.
+
+    ``summary`` describes the endpoint for openapi.json.
+    """
 
     summary: ClassVar[str]
     harmless: ClassVar[frozenset[str]] = HINTS | {"user", "metadata", "request_id"}
@@ -106,7 +109,7 @@ class PooledBody(Fields, kw_only=True):
 
     @property
     def named(self) -> str | None:
-        """Returns the model's name on this server; None for the first of the body's kind."""
+        """The model's name on this server; None for the first model of the body's kind."""
         return self.model
 
     def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
@@ -121,11 +124,11 @@ class PooledBody(Fields, kw_only=True):
         raise NotImplementedError
 
     def row(self, result: Any, labels: Sequence[str]) -> Any:
-        """Returns the result of one text as the answer has it. ``labels``: the names of the model's classes."""
+        """Converts the result of one text to its row of the answer. ``labels``: the names of the model's classes."""
         raise NotImplementedError
 
     def response(self, rows: Sequence[Any], sums: Sums) -> Any:
-        """Returns the whole answer, given the row of each text."""
+        """Returns the whole answer. ``rows``: the row of each text; ``sums``: totals of the answer."""
         raise NotImplementedError
 
     def request_options(self, tenant: str) -> RequestOptions:
@@ -133,7 +136,10 @@ class PooledBody(Fields, kw_only=True):
         return RequestOptions(tenant=tenant, priority=self.priority, request_class=self.request_class)
 
     def cuts(self) -> bool:
-        """Returns True if texts that are too long are cut. Raises RequestError for other ways than at the end."""
+        """Returns True if texts that are too long are cut at their end.
+
+        Raises RequestError if the body asks for another way.
+        """
         if self.truncate_prompt_tokens not in (None, -1):
             hint = "Pass -1, or truncate."
             raise RequestError("truncate_prompt_tokens: texts are cut to the model's own length alone", hint=hint)
@@ -336,7 +342,7 @@ class _RankBody(PooledBody, kw_only=True):
 
 
 def _rank(pairs: Sequence[tuple[str, str]], **fields: Any) -> Rank:
-    """Returns the task for the scores of pairs; a query that all have is sent once."""
+    """Returns the task for the scores of pairs (query, document). A query that all pairs share is sent once."""
     queries, documents = [query for query, _ in pairs], [document for _, document in pairs]
     return Rank(queries[0] if len(set(queries)) == 1 else queries, documents=documents, **fields)
 

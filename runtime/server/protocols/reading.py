@@ -121,7 +121,7 @@ class Reading:
         return wanted if grammar is None else {"grammar": grammar}
 
     def _check_alone(self, wanted: Mapping[str, Any]) -> None:
-        """Raises RequestError if an answer would have a form that isn't JSON and also calls or reasoning."""
+        """Raises RequestError if the form isn't JSON and the answer may also have calls or reasoning."""
         kind = next((name for name, value in wanted.items() if value), "structured_outputs")
         if self._tools.shown is not None:
             hint = "Ask for JSON, or leave tools out."
@@ -263,7 +263,7 @@ def _said(kind: str, text: str) -> list[Delta]:
 
 
 class _AsItIs:
-    """Replaces a detokenizer if the pieces are text already."""
+    """Stands in for a detokenizer if the pieces are text already."""
 
     def push(self, token: str) -> str:
         return token

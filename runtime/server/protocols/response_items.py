@@ -78,10 +78,11 @@ class InputTokensBody(ResponseFields, kw_only=True):
 
 
 def chat_of(body: ResponsesBody | InputTokensBody, items: Sequence[Mapping[str, Any]]) -> tuple[ChatBody, list[str]]:
-    """Returns the body as one of chat completions, and the names of ignored fields. Raises RequestError.
+    """Converts the body to one of chat completions. Returns it with the names of ignored fields. Raises RequestError.
 
     Args:
-        items: items of the conversation: those of the previous responses, and the body's own.
+        body: the body.
+        items: the conversation: the items of the previous responses, then those of the body.
     """
     tools, ignored = _offered(body.tools, body.tool_choice)
     if body.truncation not in (None, "disabled", "auto"):
@@ -107,7 +108,7 @@ _PARTS = {
     "text": ("format", ("verbosity",)),
     "reasoning": ("effort", ("summary", "generate_summary", "context", "mode")),
 }
-"""Field of a body that has parts -> the part that is used, and the parts that are ignored."""
+"""Field whose value is an object -> the part of it that is used, and the parts that are ignored."""
 
 
 def _effort_and_form(
@@ -177,7 +178,7 @@ def _in_namespace(space: Any, tool: Any) -> Any:
 
 NAMESPACE_SEPARATOR = "__"
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "tool_search")
-"""The beginnings of the types of tools that a server would have to run itself."""
+"""Beginnings of the types of tools that run on the server, which this one doesn't offer."""
 
 
 def items_of(
@@ -237,7 +238,7 @@ _PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
 }
-"""Types of items, and how their ids begin."""
+"""Type of an item -> the beginning of its ids."""
 
 
 def new_id(kind: str) -> str:
@@ -303,7 +304,7 @@ class _Conversation:
 
     @property
     def _has_text(self) -> bool:
-        """Returns True if the turn has text of the assistant's own."""
+        """True if the assistant's turn has text of the model, and not only notes."""
         return bool(self._turn and self._turn["content"] and not self._noted)
 
     # Each adds an item of some types. ``i``: its index; ``place``: its place in the body, for errors.
@@ -347,7 +348,10 @@ class _Conversation:
         self.messages.append({"role": role, "content": text})
 
     def _add_other(self, i: int, place: str, item: Mapping[str, Any]) -> None:
-        """Adds a note for an item that only OpenAI's servers read."""
+        """Adds a note for an item that only OpenAI's servers can read.
+
+        Raises RequestError for an item of an unknown type after the user's last message.
+        """
         kind = item["type"]
         if i > self._last and not _SERVER_ITEMS.fullmatch(kind):
             hint = f"{meant(kind, (*_PREFIXES, _REFERENCE))}It is {', '.join((*_PREFIXES, _REFERENCE))}."
@@ -365,7 +369,10 @@ class _Conversation:
 
 
 _SERVER_ITEMS = re.compile(r".+_(?:call|output)|mcp_.+|compaction")
-"""Types of items that OpenAI's servers make. They may follow the user's last message, and aren't part of it."""
+"""Types of items that OpenAI's servers make.
+
+They don't belong to the user's message, even if they follow the last one.
+"""
 
 
 def _joined(text: str, more: str) -> str:

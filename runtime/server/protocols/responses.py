@@ -79,7 +79,7 @@ class Stored:
         self._done: Shares[str, _Kept] = Shares(most_bytes, self._forget_items)
         self._begun: dict[str, _Kept] = {}
         self._items: dict[tuple[str, str], tuple[Mapping[str, Any], int]] = {}
-        """Tenant and id -> the item, and the number of responses that have it."""
+        """(tenant, id) -> the item, and the number of stored responses that contain it."""
 
     def __len__(self) -> int:
         return len(self._done) + len(self._begun)
@@ -90,11 +90,13 @@ class Stored:
         return self._done.bytes
 
     def begin(self, name: str, kept: _Kept) -> None:
-        """Registers a response in progress."""
+        """Registers a response in progress under the id ``name``."""
         self._begun[name] = kept
 
     def end(self, name: str, response: dict[str, Any] | None) -> None:
-        """Ends a response in progress: stores ``response`` if the body asks for that, otherwise removes the entry."""
+        """Ends the response ``name`` in progress: stores ``response`` if the body asks for that, otherwise removes the
+        entry.
+        """
         entry = self._begun.pop(name, None)
         if entry is None or response is None or not entry.stored:
             return
@@ -107,7 +109,7 @@ class Stored:
             self._forget_items(done)
 
     def item(self, tenant: str, name: str) -> Mapping[str, Any] | None:
-        """Returns an item of a tenant's stored responses; None if there is no such item."""
+        """Returns the item with the id ``name`` of a tenant's stored responses; None if there is none."""
         return self._items.get((tenant, name), (None, 0))[0]
 
     def _forget_items(self, kept: _Kept) -> None:
@@ -337,20 +339,23 @@ _CALLS = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
-"""Type of a call's item -> the field of what it is called with, and the name of its events."""
+"""Type of a call's item -> (the field with the call's input, the part of event types that names it)."""
 
 
 def _copy(value: Any) -> Any:
-    """Copies a value, since items change later."""
+    """Returns a copy of a value of JSON, because items change later."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def add_responses(routes: Routes, front: Front) -> None:
-    """Adds the routes."""
+    """Adds the endpoints of OpenAI's responses API to ``routes``; ``front`` has the models."""
     stored = Stored()
 
     def earlier(tenant: str, body: ResponseFields) -> list[dict[str, Any]]:
-        """Returns the items of the responses before this one. Raises ApiError, and RequestError."""
+        """Returns the items of the conversation before this body: those of the response that it continues.
+
+        Raises ApiError if that response isn't stored, and RequestError.
+        """
         if body.previous_response_id is not None:
             try:
                 entry = stored.find(tenant, body.previous_response_id)

@@ -46,7 +46,7 @@ class ToolChoice:
 
     @property
     def strict(self) -> bool:
-        """Returns True if a tool asks that its calls fit its schema."""
+        """True if at least one tool requires that its calls match its schema."""
         return any(tool["function"].get("strict") for tool in self.tools)
 
     @property
@@ -58,7 +58,7 @@ class ToolChoice:
 
     @property
     def shown(self) -> list[dict[str, Any]] | None:
-        """The tools for the template; None if there are none, or none may be called."""
+        """The tools that the template shows; None if there are none, or if no call is allowed."""
         if not self.tools or self.mode == "none":
             return None
         return [
@@ -68,7 +68,7 @@ class ToolChoice:
 
 
 def tool_choice(tools: Any, choice: Any = None, parallel: bool | None = None) -> ToolChoice:
-    """Reads OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``, of chat completions or of Responses.
+    """Reads the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of chat completions or of Responses.
 
     Raises RequestError naming the field.
     """
@@ -146,7 +146,10 @@ def _custom(place: str, name: str, about: str | None, form: Any) -> dict[str, An
 
 
 def _choice(choice: Any) -> tuple[str, str | None, list[str] | None]:
-    """Returns the mode, the tool that must be called if any, and the tools that may be called; None for all."""
+    """Reads ``tool_choice``. Returns (mode, the tool that must be called or None, the tools that may be called).
+
+    The last is None if all tools may be called.
+    """
     if choice is None or choice in ("auto", "none", "required"):
         return choice or "auto", None, None
     kind = choice.get("type") if isinstance(choice, Mapping) else None

@@ -26,7 +26,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _MOST_NAME = 64
 _TEXTS = ("text", "input_text", "output_text")
 _FIELDS = ("audio", "images")
-"""Fields of a message that have content besides its ``content``."""
+"""Fields of a message, besides ``content``, that may have content."""
 
 
 class Unsupported:
@@ -40,14 +40,14 @@ class Unsupported:
         self.replaced: list[str] = []
 
     def note(self, place: str, kind: str, refused: bool = False) -> str:
-        """Returns the note that replaces a part.
+        """Returns the note that replaces a part, and records the part in ``replaced``.
 
         Args:
             place: the part's place in the body, such as ``messages[2].content[1]``.
             kind: the part's type.
-            refused: True within the user's last message.
+            refused: True in the user's last message, where the part is an error instead.
 
-        Raises RequestError naming the part where it is refused.
+        Raises RequestError naming the part if ``refused``.
         """
         if refused:
             hint = (
@@ -94,7 +94,7 @@ def _text_message(place: str, message: Mapping[str, Any], unsupported: Unsupport
 
 
 def _further_parts(place: str, message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields the place and the type of each part that isn't in a message's content."""
+    """Yields (place, type) of each part of a message that isn't in its ``content``."""
     for name in _FIELDS:
         value = message.get(name)
         if isinstance(value, list):

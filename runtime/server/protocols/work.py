@@ -122,10 +122,10 @@ J = TypeVar("J", bound=BodyJob)
 
 
 class Work(Response, Generic[J]):
-    """Sends a job's answer, whole or as a stream, and ends the job if the client leaves.
+    """Sends a job's answer, whole or as a stream, and ends the job if the client disconnects.
 
     Attributes:
-        at_end: function that is called at the end, after an error too.
+        at_end: function that is called at the end, even after an error.
     """
 
     def __init__(self, front: Front, job: J) -> None:

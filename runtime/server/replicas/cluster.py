@@ -73,10 +73,10 @@ class Cluster:
 
 
 def _hold_token() -> None:
-    """Gives Ray a token that only its own processes have, unless the environment sets one.
+    """Gives Ray a token that only Ray's processes know, unless the environment sets one.
 
-    Ray's ports are open at all interfaces, and who has the token can run programs here. Ray itself would write a token
-    to ~/.ray/auth_token, which others may read.
+    Ray's ports are open on all interfaces, and anybody with the token can run programs here. Ray itself would write a
+    token to ~/.ray/auth_token, which other users may be able to read.
     """
     if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # by which Ray asks for it, too
@@ -109,7 +109,7 @@ def _children() -> set[int]:
 
 
 def _reach(address: str) -> None:
-    """Raises RequestError for an address (HOST:PORT) where nothing listens, for which Ray would wait for minutes."""
+    """Raises RequestError if nothing listens at an address (HOST:PORT). Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         hint = "Pass HOST:PORT as `ray start --head` prints it, auto, or local."

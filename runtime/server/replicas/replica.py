@@ -43,7 +43,10 @@ from ..engines.records import (
 )
 
 DONE, ELSEWHERE = b"", b"elsewhere"
-"""Results of a call: the request has ended, and its end was sent through the socket; or this replica didn't take it."""
+"""Results of a call.
+
+DONE: the request has ended, as the socket has told. ELSEWHERE: this replica didn't take the request.
+"""
 _MOST_ABORTED = 4096
 
 
@@ -248,7 +251,7 @@ class _ToFrontEnd(Link):
             self._left.popitem(last=False)
 
     def left(self, number: int) -> bool:
-        """Returns True, once, if the request ``number`` was aborted before it arrived."""
+        """Returns True if the request ``number`` was aborted before it arrived; a second call for it returns False."""
         return self._left.pop(number, 0) is None
 
     def close(self) -> None:

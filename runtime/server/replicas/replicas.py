@@ -57,7 +57,7 @@ _LOG = logging.getLogger("enginewright.server")
 _ROUTER = "enginewright.runtime.server.replicas.replica_router.PrefixRouter"
 _MOST_DEATHS = 2
 _LOOK_SECONDS = 0.25
-"""Seconds between two looks for replicas that have no link yet."""
+"""Seconds between two searches for replicas that have no link yet."""
 _HANDSHAKE_SECONDS, _HANDSHAKE_BYTES = 10.0, 1 << 20
 _FINISH_SECONDS = 3600.0
 """Seconds that running requests have to end before Ray Serve stops a replica that it removes."""
@@ -630,7 +630,10 @@ class _FromReplica(Link):
 
 
 async def _beside(work: Callable[[], Any]) -> Any:
-    """Returns the result of ``work``, run in a daemon thread: Ray Serve may wait for machines, and an exit must not."""
+    """Runs ``work`` in a daemon thread, and returns its result.
+
+    Ray Serve may wait for machines for a long time, and such a thread doesn't keep the process from exiting.
+    """
     future: Future[Any] = Future()
 
     def run() -> None:

@@ -24,7 +24,10 @@ BLOCK_TOKENS = 32
 MOST_BLOCKS = 1 << 16
 """The most blocks in the table of one replica: 2 million tokens."""
 SPARE_REQUESTS = 2
-"""Limit of a replica that has blocks of the prompt: twice the requests of the least busy replica, plus this number."""
+"""The margin of requests with which a replica that has blocks of the prompt is preferred.
+
+It is chosen while it has at most twice the requests of the least busy replica, plus this number.
+"""
 
 
 def block_names(scope: str, token_ids: Sequence[int]) -> tuple[bytes, ...]:
@@ -65,8 +68,11 @@ class _Linked:
     """A linked replica.
 
     Attributes:
-        requests: number of requests for which it is chosen, whether it has taken them or not.
-        last: number of the choice that last fell on it.
+        version: hash of its bundle.
+        most_blocks: the most blocks in its table.
+        blocks: the table: names of blocks, the least recently used first.
+        requests: number of requests for which it is chosen, whether it has accepted them or not.
+        last: number of the last choice in which it was chosen.
     """
 
     version: str

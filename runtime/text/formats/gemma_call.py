@@ -12,7 +12,7 @@ from .rules import RuleWriter, quoted
 from .values import ValueRules, ValueStyle
 
 _MOST_DEPTH = 100
-"""Values within values that are read."""
+"""The most levels of nested values that are read."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class AnswerRules:
         return self.choice not in ("auto", "required", "none")
 
     def enforces(self, offered: Sequence[Tool]) -> bool:
-        """Returns True if calls of the offered tools are held to their schemas."""
+        """Returns True if calls of the offered tools must match the tools' schemas."""
         by_tool = self.strict is None and any(strict for _, _, strict in offered)
         return self.choice != "auto" or self.strict is True or not self.parallel or by_tool
 
@@ -195,7 +195,14 @@ class _AnswerWriter:
     # ---- reasoning
 
     def _reasoning(self, reasoning: Reasoning | None, *, opened: bool, enforced: bool, budget: int | None) -> str:
-        """Returns the rule of the reasoning, which may come first; an ``enforced`` answer doesn't begin with space."""
+        """Returns the rule of the reasoning, by which an answer may begin; "" if the format has none.
+
+        Args:
+            reasoning: the markers; None if the format has none.
+            opened: True if the prompt ends within the reasoning.
+            enforced: True if the rest of the answer is limited, so that no space may precede it.
+            budget: maximum tokens of the reasoning; None for no limit.
+        """
         if reasoning is None:
             return ""
         thought = self._thought(reasoning.end.strip(), budget)
@@ -209,7 +216,9 @@ class _AnswerWriter:
         return f"( {_GAP} {begin} {thought} {gap if not calls else ''})? {gap if calls else ''}"
 
     def _thought(self, end: str, budget: int | None) -> str:
-        """Returns the rule of any text and the end of the reasoning, which follows after ``budget`` tokens at most."""
+        """Returns the rule of any text up to the marker ``end`` of the reasoning, which must follow after ``budget``
+        tokens.
+        """
         if budget is None:
             return self._rules.free_until("thought", end)
         if not isinstance(self._rules.split(end)[0], int):
@@ -289,7 +298,15 @@ def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(schema: Mapping[str, Any], place: str, field: str, prefix: str, ignored: set[str]) -> dict[str, Any]:
-    """Returns the schema that answers are held to, and adds to ``ignored`` the keywords that can't be enforced."""
+    """Returns the schema that answers must follow, and adds the keywords that can't be enforced to ``ignored``.
+
+    Args:
+        schema: the caller's schema.
+        place: the name of the schema's field in errors.
+        field: the beginning of the names in ``ignored``.
+        prefix: the prefix of the names in ``$defs``.
+        ignored: gets names such as "schema.not".
+    """
     try:
         document = json.loads(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as e:

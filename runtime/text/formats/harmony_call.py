@@ -88,9 +88,11 @@ class HarmonyCall(Notation):
             reader.held_space = ""
 
     def _begin_message(self, reader: AnswerReader, header: str) -> Steps:
-        """Begins the message that follows a header. Returns the function that takes its text; None at the end.
+        """Begins the message that follows a header.
 
-        A call is read here, up to the end of its arguments; text after them is ignored.
+        Returns the function that takes the message's text; None at the end.
+
+        A call is read here, up to the end of its arguments. Text after them is ignored.
         """
         _, _, rest = header.partition(self.channel)
         recipient = next(iter(re.findall(r"\bto=([^\s\udc00-\udfff]+)", header)), "")

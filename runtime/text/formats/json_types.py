@@ -15,9 +15,9 @@ from ...shared.json_schema_references import at_pointer
 from .markers import MARKERS
 
 LONGEST_LITERAL = 100_000
-"""Characters of the longest Python literal that is evaluated."""
+"""The most characters of a Python literal that is evaluated."""
 MOST_DEPTH = 16
-"""Schemas within schemas."""
+"""The most levels of nested schemas that are followed."""
 
 
 def tool_schemas(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
@@ -112,7 +112,11 @@ def merged_object(schema: Mapping[str, Any], document: Any, depth: int = 0) -> d
 
 
 def _with_alternatives(schema: Mapping[str, Any], objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the changed keywords of an object that may have the properties of any of some alternatives."""
+    """Returns the changed keywords of an object after it is merged with its alternatives.
+
+    The object may have the properties of every alternative. It requires only those that it, or all alternatives,
+    require.
+    """
     common = set.intersection(*(set(one.get("required", ())) for one in objects))
     result = _joined_properties([schema, *objects], "anyOf", schema, {"required": [*common]})
     result["type"] = schema.get("type", "object")
@@ -166,9 +170,9 @@ def text_pattern(schema: Any) -> str:
 
 
 def typed_json(text: str, types: set[str]) -> str:
-    """Returns the text of a parameter as JSON of one of these types, and as a JSON string if it fits none.
+    """Returns the text of a parameter as JSON of one of the ``types``; as a JSON string if it fits none of them.
 
-    Without types, the text stays if it is JSON already.
+    Without types, a text that is JSON stays unchanged.
     """
     word = text.strip()
     if word in ("null", "None") and (not types or "null" in types):

@@ -54,11 +54,11 @@ class Notation:
 
     @property
     def closing(self) -> str:
-        """The text after a call's arguments, to which the parser skips from a call that it can't read."""
+        """The text after a call's arguments. After a call that can't be read, the parser skips to it."""
         return ""
 
     def openers(self, calls: Calls) -> tuple[str, ...]:
-        """Returns the texts that calls begin with."""
+        """Returns the texts with which a call may begin. ``calls``: the spelling around the calls."""
         return ((calls.section or calls.begin).split()[0],)
 
     def read(self, reader: AnswerReader, calls: Calls, opener: str, *, named: bool = False) -> Steps:
@@ -75,11 +75,15 @@ class Notation:
         raise NotImplementedError
 
     def rule(self, writer: RuleWriter, index: int, name: str, schema: dict[str, Any]) -> str:
-        """Returns the rule of a call of the tool ``name`` from its name on: a quoted text first, then anything.
+        """Returns the grammar rule of a call of the tool ``name``, from its name on.
+
+        The rule begins with a quoted text.
 
         Args:
+            writer: collects further rules.
             index: the tool's number, for the names of further rules.
-            schema: of the arguments.
+            name: the tool's name.
+            schema: the schema of the arguments.
         """
         raise NotImplementedError
 
@@ -94,10 +98,12 @@ class Notation:
     def answer_rule(
         self, writer: RuleWriter, tools: Sequence[Tool], schema: Mapping[str, Any] | None, *, required: bool
     ) -> str:
-        """Returns the rule of a whole answer.
+        """Returns the grammar rule of a whole answer.
 
         Args:
-            schema: of an answer without calls; None for any text.
+            writer: collects further rules.
+            tools: the tools that may be called.
+            schema: schema of an answer without calls; None for any text.
             required: True if the answer must be a call.
         """
         raise NotImplementedError
@@ -129,7 +135,7 @@ class Calls:
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """The texts that calls begin with."""
+        """The texts with which a call may begin."""
         return self.marker if self.bare else self.call.openers(self)
 
 

@@ -133,7 +133,7 @@ class ChatParser:
     # ---- calls
 
     def _called(self, calls: Calls, opener: str) -> Steps:
-        """Reads the calls after an opener; text that isn't a call is content."""
+        """Reads the calls that begin with ``opener``, which was read. Text that isn't a call becomes content."""
         first = (calls.section or calls.begin).split()
         if calls.bare:
             yield from self._bare(calls)
@@ -150,7 +150,7 @@ class ChatParser:
             yield from self._one(calls, opener, named=named)
 
     def _bare(self, calls: Calls) -> Steps:
-        """Reads calls where an answer begins, or after a marker. Returns False if there are none."""
+        """Reads calls without a marker, or after one of ``calls.marker``. Returns False if there are none."""
         if calls.marker and (yield from self._reader.take(*calls.marker)) is not None:
             yield from self._reader.skip_space()
         return (yield from calls.call.read_bare(self._reader, calls))
@@ -178,7 +178,7 @@ class ChatParser:
             number += 1
 
     def _one(self, calls: Calls, opener: str, *, named: bool = False) -> Steps:
-        """Reads one call up to its end. Returns True if it was one."""
+        """Reads one call up to its end. Returns True if it is a call. The arguments are those of ``Notation.read``."""
         reader = self._reader
         whole = yield from calls.call.read(reader, calls, opener, named=named)
         if whole is None:

@@ -199,7 +199,10 @@ class AnswerReader:
         self.held_space = ""
 
     def begin_text(self, kind: str) -> None:
-        """Begins a further text, "content" or "reasoning", on a line of its own."""
+        """Begins a text of the kind "content" or "reasoning".
+
+        A line break separates it from an earlier one of that kind.
+        """
         self.held_space = ""
         self.trim = True
         parts = self.content if kind == "content" else self.reasoning
@@ -238,11 +241,11 @@ class AnswerReader:
         self._complete[-1] = isinstance(json_value("".join(self._arguments[-1])), dict)
 
     def reject_call(self, opener: str, raw: str = "", expected: str = "") -> None:
-        """Makes content of a text that isn't a call, unless the answer ends there.
+        """Adds a text that looked like a call to the content. If the answer ends there, it counts as cut off instead.
 
         Args:
             opener, raw: the text already read.
-            expected: the text that should follow; an answer that ends with its beginning was cut off.
+            expected: the text that should follow. An answer that ends with a beginning of it was cut off.
         """
         if self.broke_off(expected):
             return
@@ -252,7 +255,7 @@ class AnswerReader:
             self.add_content(self.spell(opener + raw))
 
     def spell(self, text: str) -> str:
-        """Returns a text with the spelling of its markers."""
+        """Returns a text in which markers, which are single characters here, have their spelling."""
         return MARKERS.sub(lambda match: self._coded.spelled[match[0]], text)
 
     def quoted(self, text: str) -> str:
@@ -324,7 +327,10 @@ class AnswerReader:
         return text
 
     def take_words(self, text: str) -> Steps:
-        """Takes a text with any space between its words. Returns False, and takes nothing, if another follows."""
+        """Consumes ``text`` if it follows, with any space between its words.
+
+        Returns True, or False if another text follows.
+        """
         start, before = self.at, self.hold()
         for part in words(text):
             yield from self.skip_space()
@@ -476,7 +482,7 @@ class AnswerReader:
         return (word == "null" or json_value(word) is not None) and end < len(self.text)
 
     def read_text(self) -> Steps:
-        """Returns the text of a JSON string; None if none follows."""
+        """Reads a JSON string. Returns its text; None if no string follows."""
         if (yield from self.take('"')) is None:
             return None
         parts = ['"']
@@ -499,4 +505,4 @@ def words(text: str) -> list[str]:
 
 
 def ignore(text: str) -> None:
-    """Drops a piece."""
+    """Drops a piece of text; for parameters such as ``emit``."""

@@ -25,7 +25,7 @@ _PART = re.compile(
     r"\\s[*+]|\\n\??|\(\?P<(?P<group>\w+)>(?:[^()\\]|\\.)*\)|\(\?:\^\||\)|\.\*\??|\\(?P<escaped>\W)|(?P<plain>[^\\()*+?\[\]^$|.])",
     re.DOTALL,
 )
-"""The elements of an opening pattern: space, a named group, "the beginning or", anything, and a letter."""
+"""Matches one element of an opening pattern: space, a named group, "(?:^|", ")", any text, or a character."""
 
 
 class UnknownShapeError(ValueError):
@@ -146,7 +146,7 @@ def _tagged_calls(tag_pattern: Any, before: str, after: str, close: str) -> Call
 
 
 def _keys(transform: Any) -> tuple[str, str]:
-    """Returns the keys of a call's name and of its arguments, by the ``transform`` of a template."""
+    """Returns the keys of a call's name and of its arguments, as the field ``transform`` of a template has them."""
     function = transform.get("function") if isinstance(transform, Mapping) else "{content}"
     if function == "{content}":
         return "name", "arguments"
@@ -178,7 +178,8 @@ def _one_text(name: str, one: Mapping[str, Any], which: str) -> str:
 
 
 def _pattern(name: str, pattern: Any) -> list[str | None]:
-    """Returns the texts of a pattern, with None for each named group, and a line's end for optional space.
+    """Returns the texts of a pattern, with None in place of each named group and a line break in place of optional
+    space.
 
     ``name`` is the pattern's key, for errors.
     """

@@ -57,7 +57,7 @@ class RuleWriter:
         return name
 
     def split(self, text: str) -> list[str | int]:
-        """Returns a text's parts: texts, and ids of tokens."""
+        """Splits a text into its parts: texts, and the ids of tokens that llguidance doesn't match as text."""
         parts: list[str | int] = []
         at = 0
         for match in self._pattern.finditer(text):
@@ -66,15 +66,16 @@ class RuleWriter:
         return [part for part in (*parts, text[at:]) if part != ""]
 
     def as_written(self, text: str) -> str:
-        """Returns the part of a rule that matches exactly a text with its tokens."""
+        """Returns the expression that matches a text exactly, with its tokens as tokens."""
         return " ".join(f"<[{part}]>" if isinstance(part, int) else quoted(part) for part in self.split(text))
 
     def free_until(self, name: str, end: str, inner: str = "(?s:.*)") -> str:
-        """Returns the part of a rule that matches a text, and its end.
+        """Returns the expression that matches any text up to ``end``, and the end.
 
         Args:
-            name: of the rule that is added.
-            inner: regular expression of the text.
+            name: the name of the rule that is added.
+            end: the text, or the token, that ends it.
+            inner: regular expression of the text before the end.
         """
         first, *rest = self.split(end)
         if isinstance(first, int):
@@ -85,9 +86,9 @@ class RuleWriter:
         return f"{name} {after}".strip()
 
     def one_of(self, rules: Sequence[str]) -> str:
-        """Returns the choice of these rules, each of which begins with a quoted text.
+        """Returns an expression for the choice of ``rules``, each of which begins with a quoted text.
 
-        Their common beginnings are written once: llguidance tries each alternative, and at most 2,000.
+        Common beginnings are written only once, because llguidance tries each alternative, and at most 2,000 of them.
         """
         parts = []
         for rule in rules:
@@ -114,12 +115,12 @@ def _prefix_tree(parts: Sequence[tuple[str, str]]) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as a literal."""
+    """Returns a text as a string literal of the grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def escaped(text: str) -> str:
-    """Returns a text as part of a regular expression."""
+    """Returns a text with its special characters escaped for a regular expression."""
     spelled = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
     return "".join(spelled.get(char) or ("\\" + char if char in _META else char) for char in text)
 
@@ -135,5 +136,5 @@ def json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def unmet(subject: str) -> RequestError:
-    """Returns the error of a schema that no value meets."""
+    """Returns the error for a schema that no value meets. ``subject`` names the schema."""
     return RequestError(f"tools: nothing can meet the schema of {subject}", hint="Pass another schema.")

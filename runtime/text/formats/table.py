@@ -169,7 +169,7 @@ FORMATS: tuple[Spelling, ...] = (
         ('{"name": "', '"parameters": '),
     ),
 )
-"""Formats with calls, special ones first: the first with all its signs in a rendered call is the model's."""
+"""The formats with calls, special ones first. A model has the first format whose signs all occur in a rendered call."""
 
 REASONING = Spelling("reasoning", None, THINK, ("<think>",))
 """The format of a model with reasoning that calls no tools."""

@@ -204,10 +204,10 @@ class TaggedCall(Notation):
         return True
 
     def _read_key(self, reader: AnswerReader) -> Steps:
-        """Returns a parameter's key, its form and its frame; None if they can't be read.
+        """Reads a parameter's key. Returns (key, form, framed); None if they can't be read.
 
-        The form is True if the model marks the value as text, False if as JSON, None if it doesn't mark the value. The
-        frame is True if a line break precedes the value; then one also follows it.
+        ``form`` is True if the model marks the value as text, False if it marks it as JSON, None if it doesn't mark it.
+        ``framed`` is True if a line break precedes the value; then one also follows it.
         """
         is_text: bool | None = None
         ends = words(self.key_end)
@@ -257,7 +257,7 @@ class TaggedCall(Notation):
 
 
 def _follows(reader: AnswerReader, expected: Sequence[str]) -> Steps:
-    """Returns True if one of these texts follows, after space, or the answer ends within one. Consumes nothing."""
+    """Returns True if one of ``expected`` follows, after space, or if the answer ends within one. Consumes nothing."""
     here, before = reader.at, reader.hold()
     yield from reader.skip_space()
     follows = (yield from reader.peek(expected)) is not None

@@ -126,14 +126,17 @@ class ValueRules:
         self._writer.ignored |= {f"tools.{keyword}" for keyword in ignored}
 
     def _reference(self, reference: str, depth: int) -> str:
-        """Returns the name of the rule of a ``$ref``, and adds that rule once."""
+        """Adds the rule of the schema that a ``$ref`` names, once, and returns the rule's name."""
         if reference not in self._references:
             name = self._references[reference] = self._new_name()
             self._writer.rules[name] = self._value(resolve(reference, self._document), depth + 1)
         return self._references[reference]
 
     def _typed(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
-        """Returns the rule of a value of one JSON type; ``schema`` is that of the value."""
+        """Returns the rule of a value with ``schema``, if it is of the JSON type ``kind``.
+
+        ``depth``: the levels around it.
+        """
         style = self._style
         if kind == "string":
             return style.text
@@ -184,7 +187,7 @@ class ValueRules:
         return first
 
     def _any(self) -> str:
-        """Returns the name of the rule of any value."""
+        """Adds the rule of any value, once, and returns its name."""
         name = f"any_{self._index}"
         if name not in self._writer.rules:
             style = self._style
