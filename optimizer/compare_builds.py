@@ -402,8 +402,8 @@ def _since(start: float) -> float:
 
 
 def _lines_of(diff: BundleDiff) -> tuple[str, ...]:
-    """Returns the differences of two bundles, weights first; sizes and hashes in manifests, which follow from them, are
-    left out.
+    """Returns the differences of two bundles, weights first, without sizes and hashes in manifests, which follow
+    from them.
     """
     lines = []
     for file in diff.differences:
@@ -476,7 +476,10 @@ class _Read:
 def _read_suite(
     model: BundleModel, reference: ScoredModel, answering: BundleModel, suite: Sequence[_Prompt], progress: Progress
 ) -> _Read:
-    """Reads every prompt and its answer with both models, one after the other: one prompt's logits are in memory."""
+    """Reads every prompt and its answer with both models.
+
+    It goes prompt by prompt, so that memory holds the logits of one prompt only.
+    """
     read = _Read()
     if model.vocab_size != reference.vocab_size:
         read.problem = f"the bundle has {model.vocab_size:,} tokens, the other one {reference.vocab_size:,}"
@@ -588,7 +591,10 @@ def _of_layers(layers: Sequence[LayerDivergence], why: str, budget: Budget) -> C
 
 
 def _equal(name: str, same: bool, different: str, budget: Budget) -> Check:
-    """Returns a check that two things are equal, if the budget wants that."""
+    """Returns the check ``name``: passed if ``same`` is True, with ``different`` as the detail if not.
+
+    It is "not compared" if the budget has ``name`` = false.
+    """
     measured = "equal" if same else "different"
     if not getattr(budget, name):
         return Check(name, "not compared", detail=f"the budget has {name} = false")

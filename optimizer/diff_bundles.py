@@ -1,6 +1,7 @@
-"""``optimize diff``: are two bundles equal, byte by byte, and if not, which files, fields and weights differ?
+"""``optimize diff``: compares two bundles byte by byte, and lists the files, fields and weights that differ.
 
-Two exports of one input have to be. What is in report/ (times, measurements) isn't part of a bundle and isn't compared.
+Two exports of one input must be equal. Files in report/ (times, measurements) aren't part of a bundle, and aren't
+compared.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from enginewright.runtime.shared.json_document import parse_json
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 MOST_DETAILS = 20
-"""Fields and weights of a file that are named; of others only the number is."""
+"""The most differences of a file that are listed one by one. The others are only counted."""
 
 _CHUNK_BYTES = 4 << 20
 _SHOWN = 60
-"""Characters of a value."""
+"""The most characters of a value that are shown."""
 
 
 @dataclass(frozen=True)
 class FileDifference:
-    """A file that two bundles don't have alike.
+    """A file that differs between two bundles.
 
     Attributes:
-        path: in the bundle.
-        bytes_a, bytes_b: its sizes; None where it isn't there.
-        details: of JSON each field with both values, of blobs each weight, else the first byte that differs.
+        path: its path in the bundle.
+        bytes_a, bytes_b: its sizes; None where it is missing.
+        details: for JSON, each differing field with both values; for blobs, each differing weight; else the first
+            differing byte.
     """
 
     path: str
@@ -45,7 +47,14 @@ class FileDifference:
 
 @dataclass(frozen=True)
 class BundleDiff:
-    """The result of ``diff_bundles``: ``files`` of either bundle, and ``bytes`` of A that were compared."""
+    """The result of ``diff_bundles``.
+
+    Attributes:
+        a, b: the paths of the bundles.
+        files: the number of files that are in at least one bundle.
+        bytes: the bytes of A that were compared.
+        differences: the files that differ.
+    """
 
     a: str
     b: str
@@ -59,14 +68,14 @@ class BundleDiff:
         return not self.differences
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json``."""
+        """Returns plain values for ``--json``."""
         return {"equal": self.equal} | asdict(self)
 
 
 def diff_bundles(a: str | Path, b: str | Path, *, progress: Progress = silent) -> BundleDiff:
-    """Compares all files of two bundles but those in report/, whatever their manifests say of them.
+    """Compares all files of two bundles except those in report/, even files that their manifests don't list.
 
-    Hashes aren't checked: two bundles with the same damage are equal. ``verify`` finds that.
+    Hashes aren't checked, so two bundles with the same damage are equal. ``verify`` finds damage.
 
     Args:
         a, b: bundles.
@@ -99,7 +108,7 @@ def diff_bundles(a: str | Path, b: str | Path, *, progress: Progress = silent) -
 
 
 def _files(folder: Path) -> dict[str, int]:
-    """Sizes by path, without report/."""
+    """Returns path -> size of the files in a bundle, without those in report/."""
     sizes = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
@@ -109,8 +118,9 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def _first_difference(a: Path, b: Path) -> int | None:
-    """Returns the offset of the first different byte; the shorter length if one file begins the other, None if
-    equal.
+    """Returns the offset of the first byte that differs; None for equal files.
+
+    If one file is the beginning of the other, it is the length of the shorter one.
     """
     at = 0
     try:
@@ -129,7 +139,10 @@ def _first_difference(a: Path, b: Path) -> int | None:
 
 
 def _details(a: Bundle, b: Bundle, path: str, unequal: Mapping[str, int | None]) -> tuple[str, ...]:
-    """Returns the differences of a file, at most MOST_DETAILS. ``unequal``: the first different byte of each path."""
+    """Returns the differences of the file ``path``, at most MOST_DETAILS.
+
+    ``unequal``: path of a differing file -> offset of its first differing byte.
+    """
     if path in {blob.file for blob in a.index.blobs}:
         details = list(_weights(a, b, path))
     elif path.endswith(".json"):
@@ -166,7 +179,7 @@ def _fields(a: Any, b: Any, field: str) -> Iterator[str]:
 
 
 def _weights(a: Bundle, b: Bundle, path: str) -> Iterator[str]:
-    """Yields the weights in A's blob that B stores in the same form with other bytes."""
+    """Yields the weights in a blob of A that B stores in the same form with other bytes. ``path``: the blob's file."""
     for name, entry in a.index.tensors.items():
         other = b.index.tensors.get(name)
         if other is None or a.index.blobs[entry.blob].file != path:

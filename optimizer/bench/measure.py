@@ -119,7 +119,7 @@ def _parts(options: BenchOptions, rounds: int, cases: int, *, profiled: bool) ->
 
 
 class _Teller:
-    """Reports the progress: each call is the begin of one of ``total`` measurements."""
+    """Reports progress: each call announces the begin of one of ``total`` measurements."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
@@ -194,7 +194,9 @@ def _decode_speed(batch: int, context: int, sizes: BenchPlan, times: _Times, met
 
 
 def _decode_sizes(batch: int, context: int, sizes: BenchPlan) -> StepSizes:
-    """Returns the sizes of the step in the middle of those that are timed."""
+    """Returns the sizes of the middle one of the timed decode steps of ``batch`` requests with ``context`` tokens
+    each.
+    """
     return StepSizes((1,) * batch, (context + 1 + WARM_UP + sizes.steps // 2,) * batch)
 
 
@@ -227,7 +229,14 @@ def _profiles(
 
 
 def profile_of(name: str, profile: StepProfile, times: int, meter: LimitMeter) -> Profile:
-    """Returns the profile of one run, as the mean of ``times`` runs, by op and by kind of module over all layers."""
+    """Returns the profile of one size, by op, and by kind of module over all layers.
+
+    Args:
+        name: the name of the size, for the profile.
+        profile: the summed times of ``times`` runs, of which the mean is taken.
+        times: the number of runs.
+        meter: the machine's limits.
+    """
 
     def lines(totals: list[StepTotal]) -> tuple[ProfileLine, ...]:
         return tuple(_profile_line(total, profile, times, meter) for total in totals)

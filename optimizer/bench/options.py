@@ -66,7 +66,9 @@ class BenchPlan:
 
 
 def new_tokens(steps: int) -> int:
-    """Returns the number of tokens that a request generates: one after its prompt, and one in each step."""
+    """Returns the number of tokens that a request generates: one after its prompt, and one in each of ``steps``
+    steps.
+    """
     return 1 + WARM_UP + steps
 
 
@@ -109,9 +111,15 @@ def _once(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def _fitting(name: str, given: Sequence[int] | None, default: Sequence[int], longest: int) -> tuple[int, ...]:
-    """Returns the requested sizes, or the defaults that fit, or ``longest`` if none does.
+    """Returns the sizes to measure: the given ones; else the defaults that fit; else ``longest`` alone.
 
-    Raises RequestError if a requested size doesn't fit.
+    Args:
+        name: the option, for errors.
+        given: the sizes that the user passed; None for the defaults.
+        default: the default sizes.
+        longest: the largest size that fits.
+
+    Raises RequestError if a given size doesn't fit.
     """
     if given is None:
         return tuple(n for n in default if n <= longest) or (longest,)

@@ -117,13 +117,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class ProfileLine:
-    """Steps of the program of one op, or of modules of one kind.
+    """The steps of a program that have one op, or that are of one kind of module.
 
     Attributes:
-        calls, seconds: of the whole prompt, or of a decode step.
-        part: of the time of all steps of the program.
-        weights, kv, activations: bytes of these calls; ``products``: their multiply-adds.
-        limit_seconds, share: as in ``PromptSpeed``; None for steps that bring nothing from memory.
+        calls, seconds: the number and the time of these steps, in the whole prompt or in a decode step.
+        part: their share of the time of all steps of the program.
+        weights, kv, activations: the bytes that they move.
+        products: their multiply-adds.
+        limit_seconds, share: as in ``PromptSpeed``; None for steps that move nothing from or to memory.
     """
 
     name: str
@@ -140,7 +141,7 @@ class ProfileLine:
 
 @dataclass(frozen=True)
 class Profile:
-    """The time of one size, a whole prompt or a decode step, split by op and by module.
+    """The time of one size (a whole prompt, or a decode step), divided by op and by module.
 
     Attributes:
         runs: timed runs of the program.
@@ -158,12 +159,12 @@ class Profile:
 
 @dataclass(frozen=True)
 class SpeculationSpeed:
-    """The speed of one greedy request with a text, with and without speculation.
+    """The speed of one greedy request for a text, with and without speculation.
 
     Attributes:
         plain, ahead: tokens per second after the first one, without and with speculation.
         ratio: ``ahead`` divided by ``plain`` in each round.
-        drafted, accepted: guessed tokens of all rounds, and the right ones among them.
+        drafted, accepted: the numbers of drafted and of accepted tokens in all rounds.
     """
 
     task: str
@@ -176,7 +177,7 @@ class SpeculationSpeed:
 
 @dataclass(frozen=True)
 class Speculation:
-    """The result of speculative decoding: the proposer's name, the speed on each text, and ``LLM.info`` at the end."""
+    """The speed of speculative decoding: the proposer's name, the speed on each text, and ``LLM.info`` at the end."""
 
     guessed_by: str
     tasks: tuple[SpeculationSpeed, ...]

@@ -103,7 +103,7 @@ class Server:
 
     @property
     def cache_bytes(self) -> int:
-        """The bytes of all blocks."""
+        """The bytes of all KV blocks."""
         return PoolPlan.from_blocks(self.executor.cache_groups, self.executor.blocks).bytes
 
     @property
@@ -151,7 +151,7 @@ class Server:
             engine.abort_all()
 
     def close(self) -> None:
-        """Frees it all."""
+        """Closes the engines and the executor."""
         self.executor.close()
 
     def _request(self, tokens: int, most: int) -> Request:
@@ -169,6 +169,6 @@ class Server:
 
 
 def _whole_blocks(bundle: Bundle, target: str, context: int) -> int:
-    """Returns ``context`` rounded up to whole blocks; with slots, ``context`` itself."""
+    """Returns ``context`` rounded up to whole blocks. If each request has a slot, returns it unchanged."""
     sizes = [g.block_size for g in target_groups(bundle, target, context) if g.block_size < context]
     return max((-(-context // size) * size for size in sizes), default=context)

@@ -28,7 +28,7 @@ TEXT = (
     "mountain that he named Mont Royal. The winter was long, and a quarter of his crew died before the people of the "
     "village taught the others to boil the leaves of a white cedar."
 )
-"""Longer than the answer that is timed: what a model writes after the end of its copy cannot be looked up."""
+"""The text to copy. It is longer than the timed answer, because tokens after the end of the copy can't be looked up."""
 CODE = """class Vector:
     def __init__(self, x, y, z):
         self.x = x
@@ -49,14 +49,17 @@ TASKS: Mapping[str, str] = {
     "code": CODE,
     "chat": "Write a short story about a lighthouse keeper and a storm.\n\n",
 }
-"""Texts to go on from. The first three have answers with much that is in the text."""
+"""Name -> prompt. The answers of the first three contain much of their prompts."""
 
 TOKENS = 128
 _MEMORY = 256 << 20
 
 
 def check_speculation(bundle: Bundle, target: str, speculate: str) -> None:
-    """Raises RequestError if the target can't compute tokens ahead so, and BundleError if there is no tokenizer."""
+    """Checks that speculation can be measured.
+
+    Raises RequestError if the target can't do it in the way ``speculate``, and BundleError without a tokenizer.
+    """
     scheduler_config(1, None, False, None, speculate)
     if target != MEASURED:
         raise RequestError(
@@ -67,9 +70,15 @@ def check_speculation(bundle: Bundle, target: str, speculate: str) -> None:
 
 
 def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: int) -> Speculation:
-    """Runs one greedy request of each of ``TASKS``, alternately with and without speculation.
+    """Times one greedy request for each of ``TASKS``, alternately with and without speculation.
 
-    Each round has its own tenant, so that earlier answers aren't a source of guesses.
+    Each round has its own tenant, so that proposers don't find the answers of earlier rounds.
+
+    Args:
+        bundle: the bundle.
+        speculate: as for ``LLM``.
+        rounds: the number of pairs of timings.
+        threads: threads of the kernels.
     """
     common: dict[str, Any] = {"target": MEASURED, "threads": threads, "memory": _MEMORY, "max_requests": 1}
     common["prefix_cache"] = False

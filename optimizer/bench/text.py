@@ -13,7 +13,7 @@ from enginewright.runtime.shared.errors import counted
 from .result import BenchResult, Profile, ProfileLine, Speculation, Spread
 
 _MOST_LINES = 8
-"""The most modules of a profile that are shown, the slowest."""
+"""The most modules of a profile that are shown. They are the slowest ones."""
 
 
 def print_result(result: BenchResult, console: Console) -> None:
@@ -121,5 +121,5 @@ def _profile(lines: Sequence[ProfileLine], heading: str, profile: Profile) -> Ta
 
 
 def _plain(text: str) -> str:
-    """Escapes brackets, which would be markup."""
+    """Escapes brackets, which Rich would read as markup."""
     return text.replace("[", r"\[")

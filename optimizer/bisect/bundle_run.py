@@ -206,12 +206,12 @@ def _result(program: LoweredProgram) -> str:
 
 @dataclass
 class _Sum:
-    """An input of a step that adds two values, and is replaced for that step.
+    """A step that adds two values, and one of its inputs, which is replaced for that step.
 
     Attributes:
         place: the array of the input.
-        value: a copy of the original values.
-        other: the values in their place.
+        value: a copy of its original values.
+        other: the values that replace them.
     """
 
     place: npt.NDArray[Any]
@@ -220,7 +220,7 @@ class _Sum:
 
 
 class _Probes:
-    """The probes of one step of the run, by step of the program and by whether they are before it."""
+    """The probes of one step of the run. The key is (step of the program, True for probes before it)."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class _Probes:
                 moved[...] = replacement.reshape(moved.shape)
 
     def _note_rows(self, step: Step, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
-        """Notes the rows of a table that a step reads."""
+        """Records in ``used`` which rows of a table, or which experts, a step uses."""
         if step.op not in ("embedding", "quantized_embedding"):
             return
         table = next(o for o in step.inputs if o.kind == "weight")
@@ -286,7 +286,7 @@ class _Probes:
             self._recording.use(step.where, "rows", ids.reshape(-1), table.shape[0].constant)
 
     def _before_sum(self, index: int, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
-        """Replaces the first input of a step that adds its first two inputs, so that their sum is the given one."""
+        """Changes the first input of a step that adds its first two inputs, so that their sum is the given one."""
         for probe in [probe for probe in self._probes.get((index, False), ()) if probe.added]:
             first, second = arrays[:2]
             assert first is not None
@@ -350,7 +350,10 @@ class _Probes:
 
 
 def _axis(operand: Operand) -> int | None:
-    """Returns the axis of tokens of an operand; the sampled rows are all tokens, in order. None if there is none."""
+    """Returns the axis of tokens of an operand; None if it has none.
+
+    The sampled rows count as tokens: they are all of them.
+    """
     return token_axis([_TOKENS if size == _ROWS else size for size in operand.shape], _TOKENS)
 
 
@@ -427,14 +430,14 @@ def _put_few_bits(
     slots: tuple[Int32Array, Int32Array],
     at: npt.NDArray[np.signedinteger[Any]],
 ) -> None:
-    """Writes keys as rotated integers (few_bits.h).
+    """Writes keys to the cache in a format of rotated integers (few_bits.h).
 
     Args:
         pieces: [P, Nkv, bytes], the bytes of a layer's keys.
         keys: [T, Nkv, D].
-        bits: of an element.
-        slots: the blocks and the places in them, [T] each.
-        at: [T, D], the places of elements in a piece of whole bytes.
+        bits: the bits of an element.
+        slots: the block of each token and its index in the block, [T] each.
+        at: [T, D], the indices of elements among the bytes of a token and head.
     """
     integers, scales = quantize_to_few_bits(torch.from_numpy(np.ascontiguousarray(keys)), bits)
     heads, size = keys.shape[1:]

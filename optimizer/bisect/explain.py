@@ -55,8 +55,9 @@ def explain(
 
 
 def _twin(run: Run, tensor: Tensor, among: Sequence[Tensor]) -> Tensor | None:
-    """Returns the tensor of another run with the same role in the same module, and the same number among several; None
-    without one.
+    """Returns the tensor of ``run`` with the same module and role as ``tensor``; None if it has none.
+
+    ``among``: all tensors of the other run. If several have that module and role, the one with the same index counts.
     """
     number = [t for t in among if (t.path, t.role) == (tensor.path, tensor.role)].index(tensor)
     theirs = [t for t in run.tensors(tensor.path) if t.role == tensor.role]
@@ -148,7 +149,7 @@ def _swapped(a: Run, tensors: Sequence[Tensor], path: str) -> list[str]:
 
 
 _CLOSE = 0.1
-"""The largest share of a difference that may remain for a guess to explain it."""
+"""The largest share of a difference that may remain unexplained by a cause."""
 
 _LARGEST_HEAD = 256
 
@@ -199,7 +200,14 @@ def _swapped_values(
 
 
 def _activation(name: ValueName, values_a: Values, theirs: FloatArray, ours: FloatArray, apart: float) -> Iterator[str]:
-    """Yields a sentence if act(up) * gate was computed in place of act(gate) * up."""
+    """Yields a sentence if act(up) * gate was computed instead of act(gate) * up.
+
+    Args:
+        name: the value that differs.
+        values_a: the values of the right run.
+        theirs, ours: the value of the right run, and of the examined one.
+        apart: their relative difference.
+    """
     family = name.path.rpartition(".")[0]
     outputs = [
         (other, value)
@@ -225,11 +233,10 @@ def _end(name: ValueName) -> str:
 
 
 def _rotated(theirs: FloatArray, ours: FloatArray) -> Iterator[str]:
-    """Yields a sentence if values differ by a rotation of pairs that is the same for every token: positions are
-    shifted.
+    """Yields a sentence if values differ by a rotation that is the same for every token, because positions are shifted.
 
-    The first D, D/2 or D/4 values of a head of D are rotated, in pairs (i, i + half of them) or of neighbours, the
-    first pair by one radian for each position.
+    In a head of D values, the first D, D/2 or D/4 are rotated. Pairs are (i, i + half of them), or neighbours. The
+    first pair rotates by one radian per position.
     """
     tokens, width = theirs.shape
     sizes = [size for size in range(min(width, _LARGEST_HEAD), 3, -1) if width % size == 0 and size % 2 == 0]
@@ -259,7 +266,7 @@ def _pairs(x: FloatArray, *, halves: bool) -> np.ndarray:
 
 
 _MOST = 0.1
-"""The largest share of differing steps that counts as an error; more mean that another version lowered the program."""
+"""The largest share of differing steps that counts as an error. If more differ, another version lowered the program."""
 
 
 def program_reasons(lowered: LoweredProgram, stored: LoweredProgram, calls: Sequence[Call]) -> list[str]:

@@ -24,7 +24,7 @@ from .tolerance import Difference, Tolerance, comparable, difference
 from .values import Values
 
 _SHOWN = 5
-"""Further values that differ, that are named."""
+"""The number of further differing values that are named."""
 
 
 def describe_divergence(
@@ -75,8 +75,9 @@ def describe_divergence(
 
 
 def _concerned(name: ValueName, of_calls: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Returns the tensors of the module of a value, and those of the calls before it, such as a norm that is fused with
-    rounding.
+    """Returns the tensors to examine for a value: those of its module, and those of the calls before it.
+
+    Such a call may be a norm that is fused with rounding. ``of_calls``: the tensors of each call.
     """
     selected: list[Tensor] = []
     for tensors in of_calls:
@@ -136,8 +137,8 @@ class Comparison:
         values_compared: the number of values.
         differing: the values that differ, in the order of execution, with their differences.
         largest_error: the largest error among the other values, and the value with it; None if all differ.
-        least_sensitive: among the outputs of linears and the logits, the value that needs the largest common factor to
-            differ, and that factor; None if all differ.
+        least_sensitive: among the outputs of linears and the logits, the value at which a common factor must be
+            largest to be found, and that factor; None if all differ.
     """
 
     a: Run
@@ -197,7 +198,7 @@ class Found:
     Attributes:
         stage, after: the stage, and the run of its program.
         comparison: the comparison with the stage before.
-        given: the values that both continued with.
+        given: the values with which both runs continued.
     """
 
     stage: Stage

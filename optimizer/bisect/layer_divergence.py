@@ -1,4 +1,4 @@
-"""The divergence of two runs after each layer: the KL divergence of the tokens that the residual stream there predicts.
+"""The divergence of two runs after each layer: KL of the next tokens that each layer's input predicts.
 
 It is the logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"; Belrose et al. 2023, arXiv:2303.08112):
 the input of a layer, the residual stream, goes through the model's last norm and output projection. Each run uses its
@@ -23,15 +23,18 @@ from .runs import Run
 from .values import Values, layer_number
 
 _NORMED = 0.1
-"""Twice a norm's input changes logits by its epsilon alone; of a product of floats it doubles them."""
+"""The largest change of logits, when the input is doubled, with which it counts as the input of a norm.
+
+A norm's logits then change by its epsilon alone; those of a product double.
+"""
 
 
 @dataclass(frozen=True)
 class LayerDivergence:
-    """KL(reference || other) in nats over some tokens.
+    """The divergence KL(reference || other) of the inputs of one layer, in nats, over some tokens.
 
     Attributes:
-        layer: the number of the layer whose input is compared; None for the logits.
+        layer: the number of the layer; None for the logits.
         kl_mean, kl_max: the mean over the tokens, and the largest value.
     """
 
@@ -78,8 +81,8 @@ def layer_divergence(
 
 
 def _places(values: Values) -> tuple[dict[int, ValueName], ValueName] | None:
-    """Returns the names of the input of each layer, by the layer's number, and of the input of the norm after all
-    layers.
+    """Returns layer's number -> name of the layer's input, and the name of the input of the last norm; None if one
+    is missing.
     """
     streams: dict[int, ValueName] = {}
     last: ValueName | None = None

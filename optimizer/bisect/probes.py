@@ -16,7 +16,7 @@ from enginewright.passes.ir.calls import ADDED_NORMS, LINEARS, NORMS, Call
 from enginewright.passes.ir.value_name import LOGITS, ValueName, What
 
 _SUM_OF_QUANTIZED = 3
-"""The number of the sum among the results of an added norm that is quantized: after values, scales and their sums."""
+"""The index of the sum among the results of an added norm that is quantized: after values, scales and their sums."""
 _CASTS = frozenset({"quantize_activation", "cast_bf16"})
 _ATTENTION: Mapping[str, tuple[tuple[int, What], ...]] = {
     "attention": ((0, "query"), (1, "key"), (2, "value")),
@@ -34,9 +34,9 @@ class Probe:
         before: True for argument number ``slot`` of the call ``key``, False for its result.
         slot: the number of the argument or result.
         columns: the first column and the one after the last; None for all.
-        cached: True if the value are the keys that the call writes to the cache for its tokens.
-        added: True if the value is the sum of the first two arguments, with which the call itself continues. To
-            continue with another sum, an argument has to be replaced.
+        cached: True if the value is the keys that the call writes to the cache for its tokens.
+        added: True if the value is the sum of the first two arguments, which the call itself computes. To replace the
+            sum, an argument has to be replaced.
         residual: True if the value is the result without the residual that the call adds to it.
     """
 
@@ -211,7 +211,7 @@ def _of_experts(call: Call, modules: Sequence[str]) -> list[Probe]:
 
 _KEY_AND_VALUE: tuple[What, What] = ("key", "value")
 _VALUE = 2
-"""The number of the value among the arguments of ``rope_kv_write``: query, key, value, table."""
+"""The index of the value among the arguments of ``rope_kv_write``: query, key, value, table."""
 _FIND_BY_OP: Mapping[str, Callable[[Call, Sequence[str]], list[Probe]]] = {
     **dict.fromkeys(LINEARS, _of_product),
     **dict.fromkeys(_CASTS, _of_cast),
@@ -221,4 +221,7 @@ _FIND_BY_OP: Mapping[str, Callable[[Call, Sequence[str]], list[Probe]]] = {
     "rope_kv_write": _of_rotated_write,
     **dict.fromkeys(("moe", "combine_experts"), _of_experts),
 }
-"""Ops -> the function that finds the probes of a call of it, given the call and the leaves that it stands for."""
+"""Op -> the function that finds the probes of a call.
+
+It gets the call and the paths of the leaves that the call computes.
+"""

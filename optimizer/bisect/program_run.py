@@ -142,7 +142,7 @@ _TENSORS: tuple[tuple[Role, tuple[str, str, str]], ...] = (
     ("weight", ("down", "", "")),
     ("bias", ("bias", "", "")),
 )
-"""The arguments of ops that are weights: the values, and the scales and offsets that these may have."""
+"""Role of a weight -> the arguments of ops with its values, and with the scales and offsets that these may have."""
 
 
 class _Probes:
@@ -318,11 +318,11 @@ _IDS: Mapping[str, tuple[str, str]] = {
     "quantized_embedding": ("ids", "table"),
     "aten.embedding": ("indices", "weight"),
 }
-"""The arguments of ops that look up rows: the rows' numbers, and the table."""
+"""Op that looks up rows -> its arguments with the indices of rows, and with the table."""
 
 
 def _note_use(recording: Recording, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Notes which rows of a table, or which experts, a call uses."""
+    """Records in ``recording`` which rows of a table, or which experts, a call uses."""
     op, where = op_name(node), node.meta.get(WHERE, ())
     if not where or op not in (*_IDS, "moe", "route_experts"):
         return

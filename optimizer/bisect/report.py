@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _JSON_KEYS = {"first_divergence": "parting", "value_name": "point", "values_compared": "points"}
-"""Fields that ``--json`` prints under the name that scripts know."""
+"""Field -> the name under which ``--json`` prints it, which scripts know."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class TensorDifference:
 
 
 _SHOWN = 4
-"""The most sources that a line lists."""
+"""The most source tensors that a line lists."""
 
 
 @dataclass(frozen=True)

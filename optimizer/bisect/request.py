@@ -123,7 +123,12 @@ def check_same_cache(a: Sequence[CacheGroup], name_a: str, b: Sequence[CacheGrou
 
 
 def check_layers(layers: Collection[int] | None, paths: Collection[str]) -> None:
-    """Raises RequestError if there is a layer with none of the paths of a model's modules; ``layers`` None are all."""
+    """Raises RequestError if the model has no layer of one of these numbers.
+
+    Args:
+        layers: the numbers; None for all layers.
+        paths: the paths of the model's modules.
+    """
     if layers is None:
         return
     there = sorted({number for path in paths if (number := layer_number(path)) is not None})
@@ -143,7 +148,7 @@ def _facts(groups: Sequence[CacheGroup]) -> dict[str, str]:
 
 
 def _each(values: Sequence[str]) -> str:
-    """Joins one value per layer: a single value if all layers agree, otherwise a list."""
+    """Joins the values of layers to a text: a single value if all layers have the same, otherwise a list."""
     return values[0] if len(set(values)) == 1 else ", ".join(values)
 
 
@@ -193,7 +198,7 @@ def recovery_of(bundle: Bundle, folder: Path | None) -> FinishedRecovery | None:
 
 
 LENGTHS = (37, 23)
-"""The lengths of random sequences. The first one needs a second KV block; no model has either as a size."""
+"""The lengths of random sequences. The first one needs a second KV block. No model has either as a size of its own."""
 
 LONGEST = 512
 """The most tokens of a comparison: every value of the model is in memory for each of them."""

@@ -34,7 +34,7 @@ _OF_LEAF: tuple[What, ...] = ("input", "output")
 _OF_ATTENTION: tuple[What, ...] = ("query", "key", "value", "context")
 
 _NAME = "enginewright_watched"
-"""The attention implementation to ask transformers for."""
+"""The attention implementation under which our function is registered in transformers."""
 
 
 class SourceRun:
@@ -128,7 +128,16 @@ class _Forward:
         self._seen: set[ValueName] = set()
 
     def see(self, module: torch.nn.Module, what: What, value: object, axis: int | None = None) -> torch.Tensor | None:
-        """Records a module's value and returns its replacement, in the value's shape; None if it isn't replaced."""
+        """Records a module's value.
+
+        Args:
+            module: the module.
+            what: the kind of the value.
+            value: the value.
+            axis: its axis of tokens; None to find it.
+
+        Returns the value that replaces it, in the same shape; None if it isn't replaced.
+        """
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return None
         name = ValueName(self._paths[id(module)], what)

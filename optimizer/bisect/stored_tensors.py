@@ -30,9 +30,9 @@ from .report import StoredTensors, TensorDifference
 from .values import in_layers
 
 _LISTED = 4
-"""Indices that are named one by one."""
+"""The most indices that are named one by one."""
 _CLOSE = 0.2
-"""The largest share of a difference that may remain where a common factor explains it."""
+"""The largest share of a difference that may remain if a common factor explains it."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,10 @@ def _bytes(chunk: Array) -> npt.NDArray[np.uint8]:
 
 
 def _same_bytes(a: Iterator[Array], b: Iterator[Array]) -> bool:
-    """Returns True if two tensors, each read in pieces, have the same bytes. ``b`` comes in one piece."""
+    """Returns True if two tensors have the same bytes.
+
+    Each iterator yields the pieces of a tensor; ``b`` has only one.
+    """
     whole = _bytes(next(b))
     at = 0
     for chunk in a:
@@ -229,7 +232,14 @@ def _same_bytes(a: Iterator[Array], b: Iterator[Array]) -> bool:
 
 
 def _whole(name: str, modules: Sequence[str], tensor: _Tensor, reason: str) -> TensorDifference:
-    """Returns the difference of a tensor all of whose values differ, or can't be compared, for a ``reason``."""
+    """Returns the difference of a tensor if all of its values differ, or if they can't be compared.
+
+    Args:
+        name: the tensor.
+        modules: the paths of the modules that read it.
+        tensor: the tensor of one side.
+        reason: the difference in words.
+    """
     values = int(np.prod(tensor.shape))
     return TensorDifference(
         name=name,

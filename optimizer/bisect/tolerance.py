@@ -16,24 +16,31 @@ from enginewright.runtime.shared.weight_formats import Storage
 from .values import Values, in_layers
 
 ROUNDING = 1e-4
-"""Largest relative error between two orders of the same float32 sums. Up to 2e-6 is seen on models of all families; a
-weight that is off by 0.1 % shows 1e-3."""
+"""The largest relative error between two orders of the same float32 sums.
+
+Models of all families show up to 2e-6. A weight with an error of 0.1 % shows 1e-3.
+"""
 
 SAME_INTEGERS = 8e-3
-"""The tolerance if activations are rounded to integers or bf16 within: one in ten thousand is rounded the other way.
-That changes the values it enters by 1e-3, and by 4e-3 in the worst case of a trained model.
+"""The tolerance for programs that round activations to integers or bf16.
+
+One value in ten thousand is rounded in the other direction. That changes the values computed from it by 1e-3, and by
+4e-3 in the worst case of a trained model.
 """
 
 SPARSE = 1.0
-"""The tolerance if a format keeps two of every four: a column of a product loses a third on average, and may lose all.
+"""The tolerance for a format that keeps two of every four values.
+
+A column of a product loses a third on average, and may lose all.
 """
 
 GAIN = 2e-3
-"""The largest deviation of a common factor from 1 that rounding of weights may cause, apart from chance."""
+"""The largest deviation of a common factor from 1 that rounding of weights may cause, besides chance."""
 
 SAME_GAIN = 1e-3
-"""The gain of two programs that round alike: differences in rounding go up as often as down. A trained model has shown
-up to 2e-4.
+"""The gain for two programs with the same rounding: their differences in rounding have no common direction.
+
+A trained model has shown up to 2e-4.
 """
 
 
@@ -79,8 +86,8 @@ class Tolerance:
     def smallest_factor(self, a: FloatArray, found: Difference) -> float:
         """Returns the smallest common factor on all of b that ``exceeded`` would certainly find.
 
-        A factor f adds (f - 1) to the relative error of each column, at least one of which has the average norm or a
-        larger one.
+        A factor f adds f - 1 to the relative error of each column whose norm is at least the mean, and there is such a
+        column.
 
         Args:
             a: the right value, [T, N].
@@ -98,7 +105,7 @@ class Tolerance:
 
 
 _TRIED = 400
-"""The number of factors that are tried, each about 1 % larger than the one before."""
+"""The number of factors that are tried. Each is about 1 % larger than the one before."""
 
 
 def directions(a: FloatArray) -> float:
@@ -113,7 +120,7 @@ def directions(a: FloatArray) -> float:
 
 
 def lacks(a: FloatArray, b: FloatArray, bias: FloatArray) -> bool:
-    """Returns True if b [T, N] is nearer to a without the bias [N] than to a."""
+    """Returns True if b [T, N] is nearer to a minus ``bias`` [N] than to a, so that b probably lacks the bias."""
     apart = np.linalg.norm(b - a)
     return bool(np.linalg.norm(b - (a - bias)) < 0.5 * apart)
 

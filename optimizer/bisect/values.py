@@ -26,7 +26,7 @@ def layer_number(path: str) -> int | None:
 
 
 def in_layers(path: str, layers: Collection[int] | None) -> bool:
-    """Returns True if the module or tensor at a path is in one of these layers; ``layers`` None are all."""
+    """Returns True if the module or tensor at ``path`` is in one of ``layers``; always True if ``layers`` is None."""
     return layers is None or layer_number(path) in layers
 
 
@@ -52,7 +52,7 @@ def not_covered(used: Used) -> list[str]:
 
 
 _LISTED = 8
-"""The most numbers of rows or experts that a line lists."""
+"""The most indices of rows or experts that a line lists."""
 
 
 def leaves_of(paths: Iterable[str]) -> frozenset[str]:
@@ -114,7 +114,10 @@ class Recording:
         return self.instead(name, rows.shape[1], tokens)
 
     def instead(self, name: ValueName, width: int, tokens: np.ndarray | None = None) -> FloatArray | None:
-        """Returns the given rows [t, ``width``] of a value for some tokens, None for all; or None if there are none."""
+        """Returns the given rows [t, ``width``] that replace a value; None if no values are given for it.
+
+        ``tokens``: the tokens of the rows; None for all.
+        """
         replacement = self.given.get(name)
         if name in self._dropped or replacement is None or replacement.shape != (self.tokens, width):
             return None

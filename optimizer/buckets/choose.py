@@ -13,7 +13,7 @@ from .solve import solve
 
 MULTIPLE = 8
 MOST_REQUESTS = 64
-"""The default of the most requests in a decode step: as many as ``LLM`` runs at a time."""
+"""The default maximum of requests in a decode step: the number that ``LLM`` runs at a time by default."""
 
 
 @dataclass(frozen=True)

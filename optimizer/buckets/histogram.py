@@ -19,7 +19,7 @@ LONGEST = 1 << 20
 """The largest length in tokens: the most tokens of a step."""
 
 MOST = 1 << 53
-"""The largest count: JSON stores larger integers exactly only in some programs."""
+"""The largest count. Some programs can't represent larger integers in JSON exactly."""
 
 _FORMATS = (
     'A histogram is JSON ({"length": count} or a list of lengths), CSV (length,count) or a length a line; '
@@ -194,8 +194,11 @@ DEFAULTS: Mapping[str, Callable[[float], float]] = {
     "documents": _pareto(300, 1.1),
     "code": _mixture(0.6, _log_normal(60, 0.6), _log_normal(1400, 0.35)),
 }
-"""Quantile functions of prompt lengths: log-normal with median 120 and sigma 1; Pareto from 300 with exponent 1.1; and
-two log-normals, 60 % about 60 (sigma 0.6) and 40 % about 1,400 (sigma 0.35)."""
+"""Name of a distribution -> the quantile function of its prompt lengths.
+
+They are: log-normal with median 120 and sigma 1; Pareto from 300 with exponent 1.1; and two log-normals, 60 % with
+median 60 (sigma 0.6) and 40 % with median 1,400 (sigma 0.35).
+"""
 
 
 def _text(path: str | Path) -> str:

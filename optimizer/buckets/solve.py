@@ -82,7 +82,10 @@ def solve(histogram: Histogram, most: int, multiple: int = 1, limit: int | None 
 def _one_more(
     sizes: Sequence[int], c: Sequence[int], t: Sequence[int], cost: Sequence[int], k: int
 ) -> tuple[list[int], list[int]]:
-    """Returns E_{k+1} from E_k = ``cost``, and the best i for each j. Both are defined for j > k."""
+    """Computes E_{k+1} from E_k = ``cost``, in the module's terms, and the best i for each j.
+
+    Both are defined for j > k.
+    """
     result, chosen = [0] * len(cost), [0] * len(cost)
     hull: list[int] = []
     at = 0
@@ -144,7 +147,9 @@ def powers_of_two(largest: int, most: int | None = None, multiple: int = 1) -> t
 
 
 def geometric(smallest: int, largest: int, count: int, multiple: int = 1) -> tuple[int, ...]:
-    """Makes at most ``count`` sizes from ``smallest`` to ``largest``, each about the same factor above the last."""
+    """Returns at most ``count`` sizes from ``smallest`` to ``largest``, with about the same factor between
+    neighbours.
+    """
     if count < 2 or smallest >= largest:
         return (largest,)
     steps = (smallest * (largest / smallest) ** (i / (count - 1)) for i in range(count - 1))

@@ -27,7 +27,7 @@ from .sample import sample_sequences, sampled_origin
 from .text_file import read_sequences
 
 TEXT = "calibration_text.txt"
-"""The file of the package's text for calibration; no line of it is in the one that is measured with."""
+"""The file with the package's text for calibration. It shares no line with the text for measurements."""
 
 TEXT_ORIGIN = "the package's calibration text"
 
@@ -38,8 +38,8 @@ class Calibration:
 
     Attributes:
         sequences: int32 [S] each, S at most the recipe's sequence_length and the model's context.
-        origin: the file, or how they were sampled; for the report.
-        coverage: how much they show.
+        origin: the file, or a description of the sampling; for the report.
+        coverage: the parts of the model that they exercise.
     """
 
     sequences: tuple[torch.Tensor, ...]
@@ -58,14 +58,14 @@ def calibrate(
     keep_bytes: int = KEEP_BYTES,
     cache_bytes: int | None = None,
 ) -> Calibration:
-    """Returns sequences from ``file``, or from the recipe's source if there is no file.
+    """Returns token sequences from ``file``, or from the recipe's source of tokens if there is no file.
 
     Args:
         source: the model.
         info: the runtime's description of the model.
-        section: the number of tokens, the length of sequences, and their source. A model whose tokenizer can't read the
-            package's text is sampled from. A model that doesn't generate text gets the package's text, or else random
-            tokens.
+        section: the number of tokens, the length of sequences, and their source. If the model's tokenizer can't read
+            the package's text, tokens are sampled from the model. A model that doesn't generate text gets the package's
+            text, or else random tokens.
         file: text or JSONL; see ``read_sequences``.
         tokenizer: the model's tokenizer, if it has one.
         progress: called with the stage "calibration".

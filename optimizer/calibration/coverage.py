@@ -11,10 +11,10 @@ from enginewright.passes.framework.base import Metric
 from enginewright.passes.quantization.apply_gptq import LARGEST_INPUT, TOKENS_USED
 
 FEW_TOKENS = 2048
-"""Fewer than this make the statistics of wide layers unreliable."""
+"""The number of tokens below which the statistics of wide layers are unreliable."""
 
 SMALL_SHARE = 0.005
-"""A smaller part of the vocabulary than this is what one repetitive text has."""
+"""The share of the vocabulary below which a warning is given: a single repetitive text has less."""
 
 
 def measure_coverage(

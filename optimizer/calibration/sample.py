@@ -21,16 +21,16 @@ from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 MOST_READ = 128 << 30
-"""Bytes of weights, as float32, that sampling may go through: a step reads them all."""
+"""The most bytes of weights, as float32, that sampling may read in total. Each step reads all weights."""
 
 SHORTEST = 8
-"""A sequence has this many tokens, however large the model is."""
+"""The fewest tokens of a sequence, for models of any size."""
 
 LONGEST_UNCACHED = 64
-"""The most tokens of a sequence whose every step computes all of its tokens again: their work grows by the square."""
+"""The most tokens of a sequence of a model without a cache, for which work grows with the square of the length."""
 
 MOST_AT_A_TIME = 64
-"""Sequences that grow together: their caches are in memory."""
+"""The most sequences that are sampled together, because their caches are in memory."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Cache:
 
 
 def sampled_origin(seed: int) -> str:
-    """Returns how reports and progress call the sequences that are drawn with ``seed``."""
+    """Returns the description, for reports and progress, of sequences that are sampled with ``seed``."""
     return f"sampled from the model, seed {seed}"
 
 

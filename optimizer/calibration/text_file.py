@@ -18,7 +18,7 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
 LEAST_TOKENS = 128
-"""A text with fewer is refused: nothing can be learned of a layer from it."""
+"""The fewest tokens of a calibration text. A shorter one is refused, because it says nothing about a layer."""
 
 _HINT = 'Each line is an object with "text", or with "messages" of a conversation.'
 
@@ -97,7 +97,10 @@ def _document(
 
 
 def _pieces(prefix: tuple[int, ...], ids: Sequence[int], length: int) -> list[list[int]]:
-    """Cuts ``ids`` into pieces that have ``length`` tokens with the prefix; the last piece may be shorter."""
+    """Cuts ``ids`` into pieces of ``length`` tokens, each with ``prefix`` before it and counted with it.
+
+    The last piece may be shorter.
+    """
     step = max(length - len(prefix), 1)
     return [[*prefix, *ids[i : i + step]] for i in range(0, len(ids), step)]
 

@@ -31,7 +31,9 @@ _WITHOUT_EFFECT = frozenset(
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
     }
 )
-"""Keys that describe the training, or that the class of a module decides (fan_in_fan_out)."""
+"""Keys that don't change the merged weights: they describe the training, or follow from a module's class
+(fan_in_fan_out).
+"""
 
 _REFUSED: Mapping[str, str] = {
     "alora_invocation_tokens": "an activated LoRA changes weights for some tokens only, so that it can't be merged",
@@ -43,7 +45,7 @@ _REFUSED: Mapping[str, str] = {
     "use_bdlora": "block-diagonal adapters aren't merged",
     "use_qalora": "QA-LoRA changes the groups of a quantized model",
 }
-"""Keys that are refused where they are on, each with the reason."""
+"""Keys that are refused if they are set -> the reason."""
 
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
@@ -85,7 +87,10 @@ class AdapterConfig:
     keys: _Keys
 
     def scaling(self, module: str) -> tuple[int, float]:
-        """Returns the rank of a module's factors, and the factor by which their product is scaled."""
+        """Returns (rank, factor) of a module: the rank of its two low-rank matrices, and the factor of their product.
+
+        Raises SourceError for a rank below 1.
+        """
         rank = _of_pattern(self.keys.rank_pattern, module, self.keys.r)
         alpha = _of_pattern(self.keys.alpha_pattern, module, self.keys.lora_alpha)
         if rank < 1:
@@ -93,8 +98,9 @@ class AdapterConfig:
         return int(rank), alpha / (math.sqrt(rank) if self.keys.use_rslora else rank)
 
     def targets(self, module: str, *, linear: bool) -> bool:
-        """Returns True if the configuration adapts a module. ``linear``: True if the module is a linear, and not the
-        head.
+        """Returns True if the configuration adapts the module named ``module``.
+
+        ``linear``: True if the module is a linear other than the head.
         """
         keys = self.keys
         saved = (re.match(rf"(^|.*\.){one}($|\..*)", module) for one in keys.modules_to_save or ())
@@ -205,8 +211,9 @@ def _check_patterns(config: AdapterConfig) -> None:
 
 
 def _of_pattern(pattern: Mapping[str, Any] | None, module: str, otherwise: Any) -> Any:
-    """Returns the value of the first key, a regular expression, that matches the end of a module's name; else
-    ``otherwise``.
+    """Returns the value of the first pattern that matches the end of a module's name; ``otherwise`` if none does.
+
+    ``pattern``: regular expression -> value.
     """
     for key, value in (pattern or {}).items():
         if re.match(rf"(.*\.)?({key})$", module):
@@ -215,7 +222,10 @@ def _of_pattern(pattern: Mapping[str, Any] | None, module: str, otherwise: Any) 
 
 
 def _named(names: str | Sequence[str] | None, name: str) -> bool:
-    """Returns True if a list of names has one that ``name`` ends with, or if an expression matches all of ``name``."""
+    """Returns True if ``names`` includes a module.
+
+    A list includes names that end with one of its entries; a text is a regular expression for the whole name.
+    """
     if isinstance(names, str):
         return bool(names) and re.fullmatch(names, name) is not None
     return any(name == one or name.endswith(f".{one}") for one in names or ())

@@ -24,7 +24,7 @@ import enginewright.passes.ops  # noqa: F401  defines torch.ops.ew
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 NAME = "enginewright"
-"""The attention implementation to ask transformers for."""
+"""The attention implementation under which our functions are registered in transformers."""
 
 # What models pass along that doesn't change what attention means: it is said by position embeddings that are applied
 # already, by the mask, or is about caches and outputs that capture leaves off.
@@ -35,10 +35,14 @@ _WITHOUT_MEANING = frozenset(
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Replaces a mask tensor between the mask function and the attention function. ``window`` 0 means full attention.
+    """A mask in the form that ``ew.attention`` supports, in place of the mask's tensor.
 
-    With ``causal`` False a query sees keys on both sides. Some models slice a mask to fit the keys; that returns the
-    same object. A model that computes its attention itself, and so reads the mask, gets the tensor.
+    Some models slice a mask to fit the keys; that returns the same object. A model that computes its attention itself,
+    and so reads the mask, gets the tensor.
+
+    Attributes:
+        window: the sliding window in tokens; 0 for full attention.
+        causal: False if a query sees keys on both sides.
     """
 
     window: int
@@ -73,9 +77,9 @@ class AttentionMask:
 
 @dataclass(frozen=True)
 class OtherMask:
-    """Replaces a mask that can't be compiled; ``problem`` describes it.
+    """A mask that can't be compiled, in place of the mask's tensor. ``problem`` describes it.
 
-    The mask is refused only if a layer uses it, because some models make masks that no layer uses.
+    It is refused only if a layer uses it, because some models make masks that no layer uses.
     """
 
     problem: str
@@ -100,13 +104,20 @@ class OtherMask:
 
 @dataclass
 class AttentionCapture:
-    """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] that all of them use.
+    """The record of the attention calls of one forward pass.
 
-    ``tokens`` is T. ``windows``: the windows of masks whose tensors the model computed with. ``model_layers``: the
-    number of layers in the model's configuration; a second attention call of a layer gets a higher number, since each
-    call has its own keys and values. ``paths``: the path of each module by its id, for messages. ``running``: the
-    modules with a layer's number that are being called, innermost last. ``called``: all layers of which a module was
-    called. ``whole_texts``: True if requests are never cut into chunks, so that a token may see later ones.
+    Attributes:
+        model_layers: the number of layers in the model's configuration. A second attention call of a layer gets a
+            higher
+            number, since each call has its own keys and values.
+        whole_texts: True if requests are never cut into chunks, so that a token may see later ones.
+        paths: ``id`` of a module -> its path, for messages.
+        q_start: [B+1], the packing of the pass, which all calls use.
+        tokens: the number of tokens (T).
+        layers: the number of the cache of each call, in order.
+        windows: the windows of masks whose tensors the model computed with.
+        running: the modules with a layer's number that are being called, innermost last.
+        called: all layers of which a module was called.
     """
 
     model_layers: int = 0
@@ -125,7 +136,7 @@ class AttentionCapture:
         self.called.add(module.layer_idx)  # type: ignore[arg-type]  # an int
 
     def leave(self) -> None:
-        """Notes that the call of the innermost module has ended."""
+        """Notes that the innermost module has returned."""
         self.running.pop()
 
     @property
@@ -231,9 +242,11 @@ def attention_function(
     slopes: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, Nq, T, D], key [1, Nkv, T, D], value [1, Nkv, T, Dv] -> ([1, T, Nq, Dv], None).
+    """Computes attention for transformers: query [1, Nq, T, D], key [1, Nkv, T, D], value [1, Nkv, T, Dv] -> [1, T, Nq,
+    Dv].
 
-    Raises UnsupportedModelError, naming the module and the argument, for arguments that ``ew.attention`` doesn't have.
+    It returns (result, None). Raises UnsupportedModelError, naming the module and the argument, for arguments that
+    ``ew.attention`` doesn't have.
     """
     capture = _CAPTURE.get()
     where = path_of(module)
@@ -272,10 +285,11 @@ def attention_function(
 
 
 def _known_mask(mask: AttentionMask | torch.Tensor | None, module: torch.nn.Module, where: str) -> AttentionMask:
-    """Returns the mask of an attention call. No mask means that a query sees every token, if the module's is_causal is
-    False.
+    """Returns the mask of an attention call.
 
-    Raises UnsupportedModelError for a tensor, and for no mask if the module has no is_causal.
+    Without a mask, a query sees every token if the module's is_causal is False.
+
+    Raises UnsupportedModelError for a tensor, and for a missing mask if the module has no is_causal.
     """
     if isinstance(mask, AttentionMask):
         return mask
@@ -315,7 +329,10 @@ def _cache_number(capture: AttentionCapture, module: torch.nn.Module, where: str
 def mask_function(
     *args: Any, mask_function: Callable[..., Any], config: Any = None, local_size: int | None = None, **others: Any
 ) -> AttentionMask | OtherMask:
-    """Evaluates the mask of a model, and returns the object that replaces it."""
+    """Makes a mask for transformers: an ``AttentionMask``, or an ``OtherMask`` if it can't be compiled.
+
+    The model's own ``mask_function`` (batch, head, query, key) is evaluated to find out what it masks.
+    """
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     windows = [w for w in (local_size, getattr(config, "sliding_window", None)) if isinstance(w, int) and w > 0]
     known = known_mask(mask_function, longest=longest, windows=windows)
@@ -326,10 +343,14 @@ def mask_function(
 
 
 def known_mask(mask: Callable[..., Any], *, longest: int, windows: list[int]) -> AttentionMask | None:
-    """Returns the meaning of a mask; None if it is neither causal nor bidirectional, whole or within a window.
+    """Identifies a mask. Returns None if it is neither causal nor bidirectional, over all tokens or within a window.
 
-    ``mask(batch, head, query, key)`` is evaluated at small positions, around multiples of ``windows`` and of their
-    halves, and around powers of two up to ``longest``, where chunks and blocks would differ.
+    Args:
+        mask: returns True where a query sees a key: mask(batch, head, query, key). It is evaluated at small positions,
+            around multiples of ``windows`` and of their halves, and around powers of two, where chunks and blocks would
+            show.
+        longest: the largest position.
+        windows: the windows that the mask may have.
     """
     points = set(range(17))
     halves = [(w + 1) // 2 for w in windows]  # a window of both sides may be stated by its whole size
@@ -359,7 +380,13 @@ def known_mask(mask: Callable[..., Any], *, longest: int, windows: list[int]) ->
 
 
 def seen_keys(query: torch.Tensor, key: torch.Tensor, window: int, *, causal: bool) -> torch.Tensor:
-    """Returns True for each key that a query sees, of positions that broadcast: the masks of ``ew.attention``."""
+    """Returns a boolean tensor: True where a query sees a key, by the masks of ``ew.attention``.
+
+    Args:
+        query, key: positions, which are broadcast.
+        window: the sliding window in tokens; 0 for full attention.
+        causal: False if a query sees keys on both sides.
+    """
     if causal:
         seen = key <= query
         return seen & (key > query - window) if window else seen

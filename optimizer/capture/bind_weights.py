@@ -70,12 +70,14 @@ def bind_weights(model: PreTrainedModel, tensors: Mapping[str, WeightExpr], *, s
 
 
 def _file_of(expr: WeightExpr, source: str) -> str:
-    """Returns the file that has a tensor; ``source`` may have several files."""
+    """Returns the file that has a tensor, as ``source`` may have several."""
     return expr.origin if isinstance(expr, Source) and expr.origin else source
 
 
 def _key_of(name: str, tensors: Mapping[str, WeightExpr], prefix: str) -> str | None:
-    """Returns the key of a parameter in ``tensors``: its name, or its name in the base model, without ``prefix``."""
+    """Returns the key under which ``tensors`` has a parameter: its name, or the name without ``prefix``; None if
+    neither is there.
+    """
     short = name.removeprefix(f"{prefix}.") if prefix else name
     return next((key for key in (name, short) if key in tensors), None)
 
@@ -117,9 +119,10 @@ def _refuse_strangers(model: PreTrainedModel, names: set[str], source: str) -> N
 
 
 def _layer_kind(model: PreTrainedModel, name: str) -> tuple[int, str]:
-    """Returns the layer of a tensor and its kind in the configuration, if the layer lacks the tensor's module.
+    """Returns (layer, kind) for a tensor that the model doesn't have, for the error message.
 
-    The kind is empty for other tensors, and where the configuration has no kinds.
+    The kind is that of the layer in the configuration. It is "" if the layer has the tensor's module, or the
+    configuration has no kinds.
     """
     modules = dict(model.named_modules())
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()

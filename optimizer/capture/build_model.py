@@ -34,7 +34,7 @@ _UNBUILDABLE: tuple[type[Exception], ...] = (
 _UNBUILDABLE += (AssertionError, MemoryError)
 
 _KERNELS = "transformers.integrations.hub_kernels"
-"""The module of transformers that advises, once for each recurrent function, to install a package for GPUs."""
+"""The module of transformers that logs, for each recurrent function, the advice to install a package for GPUs."""
 
 _DECODERS = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 """The names of transformers' classes for causal language models."""
@@ -79,9 +79,7 @@ def build_pooled(
 
 
 def without_pooling(model_class: type[PreTrainedModel]) -> dict[str, bool]:
-    """Returns the argument with which a class leaves out its pooling module; empty if the class has no such
-    argument.
-    """
+    """Returns the argument that makes a class omit its pooling module; {} if the class has no such argument."""
     optional = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     return {"add_pooling_layer": False} if optional else {}
 
@@ -110,9 +108,9 @@ def _built(
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    """Returns False for the advice of transformers to install a package for its recurrent functions.
+    """Filters logs: returns False for transformers' advice to install a package for its recurrent functions.
 
-    Here the model is only captured, sampled from or compared with; the packages are for GPUs.
+    The packages are for GPUs. Here the model is only captured, sampled from or compared with.
     """
     return "is falling back to its reference PyTorch implementation" not in record.getMessage()
 
@@ -195,8 +193,8 @@ def is_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | No
 def class_of_part(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """Returns the class of a text decoder whose configuration transformers lists only for the whole model.
 
-    For example, ``Emu3ForCausalLM`` has a configuration of its own, but is only listed for the whole Emu3. None if the
-    configuration is listed for a decoder, or names no decoder.
+    For example, ``Emu3ForCausalLM`` has a configuration of its own, but is only listed for the whole Emu3. Returns None
+    if the configuration is listed for a decoder, or names no decoder.
     """
     name = architecture(config)
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or name not in _DECODERS:

@@ -36,7 +36,7 @@ from .tokenizer import gives_types
 def find_pooled(path: Path, section: PoolingSection | None = None) -> tuple[PooledSource, PretrainedConfig] | None:
     """Returns the pooled model of a folder or a GGUF file, and its configuration; None for a model that generates text.
 
-    ``section``: the recipe's [pooling]; its answers make a reranker of a model that generates text.
+    ``section``: the recipe's [pooling]. With its field ``answers``, a model that generates text becomes a reranker.
 
     Raises:
         RecipeError: a field of the section isn't for this model.
@@ -168,9 +168,9 @@ def pooled_info(model: PreTrainedModel, source: PooledSource, name: str, context
 def _without_other_heads(
     model: PreTrainedModel, config: PretrainedConfig, source: PooledSource, tensors: Mapping[str, WeightExpr]
 ) -> dict[str, WeightExpr]:
-    """Returns the tensors without those of heads and poolings that the checkpoint has and ``model`` doesn't.
+    """Returns the tensors without those of heads and poolings that ``model`` doesn't have.
 
-    A checkpoint of a masked language model has its head; one of a base model may have a pooling that no vector needs.
+    A checkpoint of a masked language model has its head. One of a base model may have a pooling that no vector needs.
     """
     prefix = f"{model.base_model_prefix}."
     classes = {kind for kind in (named_class(config), source.model_class) if kind is not None}

@@ -178,7 +178,17 @@ def build_from_directory(
 def _untied(
     tied: PreTrainedModel, build: Callable[[], PreTrainedModel], config: PretrainedConfig, source: str
 ) -> PreTrainedModel:
-    """Builds the model again with a separate head, because an adapter makes table and head differ."""
+    """Builds the model again with a separate head, because an adapter changes the token embedding and the head
+    differently.
+
+    Raises UnsupportedModelError if the class can't have a separate head.
+
+    Args:
+        tied: the model with a tied head.
+        build: builds a model from ``config``.
+        config: the configuration, which is changed.
+        source: the folder or file, for messages.
+    """
     config.tie_word_embeddings = False
     model = build()
     if len(list(model.parameters())) == len(list(tied.parameters())):
@@ -191,9 +201,9 @@ def _untied(
 
 
 def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, type[PreTrainedModel] | None]:
-    """Returns a directory's configuration, or that of its text decoder with the decoder's class.
+    """Returns a directory's configuration and None; or the configuration of its text decoder and the decoder's class.
 
-    Callers read weights only afterwards, because this function refuses models that aren't decoders.
+    It refuses models that aren't decoders, so callers read weights only afterwards.
     """
     config = huggingface.read_config(directory)
     text_part: TextPart | None = None

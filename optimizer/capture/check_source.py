@@ -23,7 +23,7 @@ ADAPTER = "adapter_config.json"
 GENERATION_CONFIG = "generation_config.json"
 MAGIC = b"GGUF"
 TEXT = "text"
-"""The part of a model that can be taken alone: what decodes text."""
+"""The value of ``part`` for the text decoder, the only part of a model that can be taken alone."""
 
 
 def check_source(path: Path) -> None:
@@ -101,7 +101,7 @@ def check_file(path: Path) -> None:
 def read_json(path: Path, *, repeats: bool = False) -> dict[str, Any]:
     """Reads a JSON object from a file. Raises SourceError naming the file.
 
-    ``repeats`` True uses the last of several equal keys, as other readers do; False raises an error for them.
+    ``repeats``: True uses the last of several equal keys, as other readers do; False raises an error for them.
     """
     try:
         value = parse_json(read_regular(path, most=MOST_TEXT_BYTES), repeats=repeats)

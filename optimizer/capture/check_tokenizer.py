@@ -27,7 +27,7 @@ TEXTS = (
     "\x00\x07\x1b[0m <|user|> [INST] <s> </s> <0x0A> ▁ Ġ ##",
     "a" * 40 + " " * 40 + "\n" * 8 + "é" * 20,
 )
-"""A dozen texts: words, numbers, code, spaces, writing of many kinds, and what looks like a special token."""
+"""A dozen texts: words, numbers, code, spaces, many scripts, and a text that looks like a special token."""
 _SHOWN = 5
 
 Encode = Callable[[str], list[int]]

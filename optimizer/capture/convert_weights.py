@@ -23,13 +23,18 @@ from enginewright.runtime.shared.errors import PassError, SourceError, Unsupport
 aten = torch.ops.aten
 
 Collected = dict[str, list[WeightExpr]]
-"""The tensors that a converter has collected: pattern -> expressions; several until they are stacked or concatenated.
-"""
+"""Pattern of a converter -> the tensors that match it. There are several until they are stacked or concatenated."""
 
 
 @dataclass
 class _Conversion:
-    """The tensors from which one converter makes one or several parameters."""
+    """The tensors that one converter needs to make one or several parameters.
+
+    Attributes:
+        converter: transformers' converter.
+        collected: its tensors.
+        names: the names of these tensors in the checkpoint, by pattern.
+    """
 
     converter: loading.WeightConverter
     collected: Collected = field(default_factory=dict)
@@ -190,7 +195,7 @@ def _transpose(operation: loading.Transpose, collected: Collected, context: _Con
 
 
 def _interleave(operation: loading.Interleave, collected: Collected, context: _Context) -> Collected:
-    """Puts halves that are interleaved along an axis one after the other; or the inverse."""
+    """Converts an axis with interleaved halves to one half after the other; or the reverse, as the operation says."""
     _, expr = _only(collected)
     axis, shape = operation.dim % len(expr.shape), expr.shape
     pair = [2, shape[axis] // 2] if operation.inverse else [shape[axis] // 2, 2]

@@ -23,14 +23,16 @@ from enginewright.runtime.shared.errors import UnsupportedModelError
 from .attention_interface import path_of
 
 NAME = "enginewright"
-"""The experts implementation to ask transformers for."""
+"""The experts implementation under which our function is registered in transformers."""
 
 _TOLERANCE = 1e-5
-"""Largest difference, relative to values of magnitude 1 and more, at which two functions are the same: some models
-evaluate theirs in float32."""
+"""The largest difference at which two functions count as equal, relative to values of magnitude 1 and more.
+
+Some models evaluate theirs in float32.
+"""
 
 _DIGITS = 6
-"""Significant digits of a number found by evaluating a function, such as 1.702."""
+"""Significant digits to which a parameter of an activation, such as 1.702, is rounded after it was measured."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Activation:
     offset: float = 0.0
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """gate_up [.., 2I] or [.., I] -> [.., I]."""
+        """Applies the activation: gate_up [.., 2I] if gated, else [.., I] -> [.., I]."""
         return expert_activation(gate_up, *astuple(self))
 
 
@@ -56,7 +58,8 @@ def register() -> None:
 def experts_function(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, **others: Any
 ) -> torch.Tensor:
-    """hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k] -> [T, H].
+    """Computes a mixture of experts for transformers: hidden_states [T, H], top_k_index and top_k_weights [T, k] -> [T,
+    H].
 
     Raises UnsupportedModelError, naming the module, for arguments that ``ew.moe`` doesn't have.
     """
@@ -120,7 +123,9 @@ def find_activation(function: Callable[[torch.Tensor], torch.Tensor], width: int
 
 
 def _steeper_silu(active: float) -> list[tuple[str, float]]:
-    """Returns silu with the alpha for which 0.25 * sigmoid(0.25 * alpha) is ``active``; () if there is none."""
+    """Returns ("silu", alpha) for the alpha with 0.25 * sigmoid(0.25 * alpha) = ``active``, in a list; [] if there
+    is none.
+    """
     share = active / 0.25
     return [("silu", _rounded(math.log(share / (1 - share)) / 0.25))] if 0.5 < share < 1.0 else []
 

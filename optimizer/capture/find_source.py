@@ -92,7 +92,7 @@ def describe_source(path: Path) -> SourceSection:
 
 
 def older_reader(source: SourceSection) -> str | None:
-    """Returns the message for a bundle that an older reader of GGUF files has made; None for any other."""
+    """Returns a message if an older reader of GGUF files made the bundle with this source; None otherwise."""
     if source.kind != "gguf" or (source.reader or 1) >= READER_VERSION:
         return None
     return (
@@ -105,7 +105,7 @@ _BLOCKS = re.compile(
     r"[-._](?:UD-)?(?:I?Q\d\w*|TQ\d\w*|BF16|FP?16|FP?32|MXFP4\w*|NVFP4\w*)\Z", re.ASCII | re.IGNORECASE
 )
 PART = re.compile(r"-\d{5}-of-\d{5}\Z", re.ASCII)
-"""The end of a split file's name, before .gguf."""
+"""Matches the end of the name of a part of a split file, without .gguf."""
 _SAYS_NOTHING = frozenset({"", "model", "ggml-model", "ggml", "main", "unnamed"})
 
 

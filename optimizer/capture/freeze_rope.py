@@ -54,8 +54,8 @@ def own_context_length(config: PretrainedConfig) -> int:
 
 
 def _of_the_batch(module: torch.nn.Module) -> list[str | None]:
-    """Returns the kinds of layers for which a module recomputes frequencies for each batch; [None] if it has only one
-    kind.
+    """Returns the kinds of layers for which a module recomputes frequencies in each batch; [None] if it has no
+    kinds.
     """
     rope_type: Any = getattr(module, "rope_type", None)
     kinds = rope_type if isinstance(rope_type, dict) else {None: rope_type}
@@ -83,7 +83,14 @@ def _factor(module: torch.nn.Module, layer_type: str | None) -> int:
 
 
 def _freeze(path: str, module: torch.nn.Module, layer_type: str | None, length: int) -> None:
-    """Makes the module compute its frequencies for a batch of ``length``, and never change them afterwards."""
+    """Makes a module compute its frequencies for a context of ``length`` tokens, and never change them afterwards.
+
+    Args:
+        path: the module's path, for messages.
+        module: the rotary module.
+        layer_type: the kind of layers; None if the module has no kinds.
+        length: the context in tokens.
+    """
     prefix = "" if layer_type is None else f"{layer_type}_"
     longest = torch.tensor([[length - 1]])
     try:

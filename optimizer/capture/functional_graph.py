@@ -21,7 +21,7 @@ _OTHER_NAMES: dict[object, Callable[..., object]] = {
     aten.concat.default: aten.cat.default,
     aten.concatenate.default: aten.cat.default,
 }
-"""Composite ops that are another under a second name; run_decompositions leaves them."""
+"""Composite op -> the op of which it is a second name. ``run_decompositions`` doesn't replace these."""
 
 
 def make_functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

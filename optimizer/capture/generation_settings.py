@@ -62,7 +62,7 @@ _USED: Mapping[str, tuple[str, Callable[[object], Default | None], str]] = {
     "bad_words_ids": ("bad_words", _token_lists, "a list of lists of tokens"),
     "suppress_tokens": ("bad_words", _tokens, "a list of tokens"),
 }
-"""transformers' name -> our name of the option, its reader, and what it must be."""
+"""transformers' name of a setting -> our name, the function that reads it, and the description of its values."""
 
 _ELSEWHERE = frozenset(
     {
@@ -82,7 +82,7 @@ _ELSEWHERE = frozenset(
         *("trust_remote_code", "max_length", "renormalize_logits", "low_memory"),
     }
 )
-"""Fields that change no answer of ours. ``max_length`` counts the prompt, and the context ends both."""
+"""Fields without effect on our answers. ``max_length`` counts the prompt too, but here the context ends an answer."""
 _NEUTRAL_AT_ONE = frozenset(
     {*("num_beams", "num_beam_groups", "length_penalty", "encoder_repetition_penalty", "guidance_scale", "top_h")}
 )

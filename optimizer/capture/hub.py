@@ -145,9 +145,10 @@ def _check_revision(wanted: HubId) -> None:
 
 
 def choose_files(wanted: HubId, files: Collection[str], where: str) -> tuple[str, ...] | None:
-    """Returns all parts of the wanted GGUF file among a repository's ``files``; None if it has safetensors instead.
+    """Returns the names of all parts of the wanted GGUF file among a repository's ``files``.
 
-    Raises SourceError if the file or a part is missing, or several files match; lists the available ones.
+    Returns None if no GGUF file is wanted and the repository has safetensors. Raises SourceError if the file or a part
+    is missing, or several files match; lists the available ones.
     """
     ggufs = (n for n in files if n.lower().endswith(".gguf") and "mmproj" not in n.rpartition("/")[2].lower())
     firsts = sorted({_part(name, 1) for name in ggufs})
@@ -186,7 +187,7 @@ def _matching(wanted: str, firsts: Sequence[str]) -> list[str]:
 
 
 def _part(name: str, number: int) -> str:
-    """Returns the name of another part of a split GGUF file; the name itself if the file isn't split."""
+    """Returns the name of part ``number`` of the split GGUF file ``name``; ``name`` itself if it isn't split."""
     return _PART.sub(lambda match: f"-{number:05d}{match[0][6:]}", name)
 
 
@@ -286,7 +287,7 @@ class _Download:
     def get(self, names: Sequence[str], of: Sequence[str] = ()) -> None:
         """Fetches the missing files of ``names``, in their order.
 
-        ``of``: all files that will be fetched, as far as known, for the progress; by default ``names``.
+        ``of``: all files that will be fetched, as far as known, for the progress; () for ``names``.
         """
         whole = list(dict.fromkeys([*(of or names), *names]))
         done = sum(self._size(n) for n in whole if self._is_there(n))

@@ -20,7 +20,7 @@ from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.shared.json_document import parse_json
 
 HTTP_ERROR: type[Exception] = vars(errors)["HTTPError"]
-"""The error of the HTTP library that this huggingface_hub is built on: httpx, or httpx2."""
+"""The base error of the HTTP library that huggingface_hub uses: httpx, or httpx2."""
 
 _CHUNK_BYTES = 1 << 20
 _MOST_ANSWER_BYTES = 64 << 20

@@ -29,7 +29,7 @@ _SIZES: tuple[object, ...] = (
     aten.new_zeros.default,
     aten.new_ones.default,
 )
-"""Ops that don't read the values of their argument."""
+"""Ops that read only the shape of their argument."""
 
 _FILLINGS: tuple[object, ...] = (aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 _MASKINGS: tuple[Any, ...] = (aten.mul.Tensor, *_FILLINGS)
@@ -38,7 +38,7 @@ _LENGTHS = (2, 5, 17)
 
 
 class UnknownError(Exception):
-    """The reason why a value can't be evaluated."""
+    """Says why a value can't be evaluated."""
 
 
 def known_nodes(program: Program) -> set[Node]:
@@ -75,7 +75,10 @@ class Sequence:
         return [self._size(s) for s in node.meta["val"].shape]
 
     def value(self, node: Node) -> Any:
-        """Returns the value of a known node; for one whose values aren't used, an empty tensor of its shape."""
+        """Returns the value of a known node.
+
+        For a node of which only the shape is used, it is an empty tensor of that shape.
+        """
         if node not in self._values:
             self._values[node] = self._compute(node)
         return self._values[node]
@@ -112,11 +115,13 @@ class Sequence:
 
 
 def read_given_positions(program: Program, longest: int) -> None:
-    """Makes the program read positions where it counts tokens, in place.
+    """Replaces values that the model computes by counting tokens by the given positions, in place.
 
-    It also replaces a table's lookup by its row where all tokens have the same index, such as their type. For one whole
-    sequence, for which the model was traced, nothing changes. A step's tokens belong to several sequences, so there
-    only the positions that are read for each token are right. ``longest``: the model's maximum sequence length.
+    It also replaces a lookup in a table by the table's row if all tokens have the same index, such as their type. The
+    results for one whole sequence stay the same. In a step, whose tokens belong to several sequences, only the given
+    positions are right.
+
+    ``longest``: the model's maximum sequence length.
     """
     known = known_nodes(program)
     lengths = sorted({n for n in _LENGTHS if n < longest} | {longest})
@@ -191,7 +196,15 @@ def _is_of_tokens(program: Program, node: Node) -> bool:
 
 
 def _take_row(program: Program, user: Node, ids: Node, row: int) -> None:
-    """Replaces embedding(table, ids), if it is only added to a value of each token, by the table's row ``row``."""
+    """Replaces an embedding lookup by the row ``row`` of its table, if the result is only added to a value of each
+    token.
+
+    Args:
+        program: the program.
+        user: the lookup; other nodes are left unchanged.
+        ids: the ids, which are all ``row``.
+        row: the row.
+    """
     if user.target is not aten.embedding.default or user.args[1] is not ids:
         return
     table = user.args[0]

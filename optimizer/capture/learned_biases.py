@@ -26,7 +26,7 @@ _MOVES: tuple[object, ...] = (
     *(aten.contiguous, aten.dropout, aten._unsafe_view),
 )
 _TRIED = 17
-"""Tokens of the sequence on which the way from the table to the scores is tried."""
+"""The length of the sequence on which the path from the table to the scores is tested."""
 
 
 def take_learned_biases(program: Program, softmaxes: list[Node], longest: int) -> dict[Node, Node]:
@@ -51,9 +51,9 @@ def take_learned_biases(program: Program, softmaxes: list[Node], longest: int) -
 
 
 def _addition(softmax: Node, known: set[Node]) -> tuple[Node, Node, Node] | None:
-    """Returns the addition of a bias to a softmax's scores, the scores, and the bias; None if there is none.
+    """Returns (addition, scores, bias) of a softmax to whose scores a bias is added; None if there is none.
 
-    Only known values, such as a mask, may be added after it.
+    After the bias, only known values, such as a mask, may be added.
     """
     node = softmax.args[0]
     while isinstance(node, Node) and node.op == "call_function":
@@ -71,7 +71,7 @@ def _addition(softmax: Node, known: set[Node]) -> tuple[Node, Node, Node] | None
 
 
 def _lookup(node: Node, known: set[Node]) -> Node | None:
-    """Returns the lookup in a table of which ``node`` is a view; None if it isn't one of a table by known rows."""
+    """Returns the lookup in a table, by known rows, of which ``node`` is a view; None if it isn't one."""
     while getattr(node.target, "overloadpacket", None) in _MOVES:
         node = next(a for a in node.all_input_nodes if a not in known)
     if node.target is not aten.embedding.default:
@@ -113,13 +113,13 @@ def _by_distance(program: Program, bias: Node, known: set[Node], longest: int) -
 
 
 def _edges(by_distance: torch.Tensor, width: int) -> torch.Tensor:
-    """Returns the rows of the distances one nearer than width - 1, on both sides."""
+    """Returns the two entries of ``by_distance`` at the distances -(width - 2) and width - 2."""
     middle = len(by_distance) // 2
     return by_distance[[middle - (width - 2), middle + (width - 2)]]
 
 
 def _only_moved(sequence: Sequence, lookup: Node, bias: Node) -> bool:
-    """Returns True if a bias has, for each head, the numbers of a lookup [S, S, N] at the same places."""
+    """Returns True if the ops from a lookup [S, S, N] to a bias only move the axis of heads to the front."""
     length = sequence.length
     heads = sequence.shape(lookup)[-1]
     numbers = torch.rand(sequence.shape(lookup), generator=torch.Generator().manual_seed(0))

@@ -39,7 +39,7 @@ _ROLES: Mapping[str, str] = {
     ".lora_magnitude_vector": "magnitude",
     ".token_adapter.trainable_tokens_delta": "rows",
 }
-"""The end of a tensor's name -> its role beside the module that the rest of the name is."""
+"""End of a tensor's name -> the tensor's role. The rest of the name is that of the module."""
 
 _WRAPPED = ".base_layer"
 _ANOTHER = "The adapter was trained on another model, or on one whose vocabulary was resized: pass that base model."
@@ -99,7 +99,7 @@ class AdapterMerge:
 
     @property
     def unties(self) -> bool:
-        """True if a tied parameter's names are adapted differently, so that it must become several."""
+        """True if tied parameters are adapted differently, so that they must become separate."""
         return any(self._of_model.get(name) != self._of_model.get(group[0]) for group in self._tied for name in group)
 
     def on_checkpoint(self, tensors: Mapping[str, WeightExpr]) -> dict[str, WeightExpr]:
@@ -148,7 +148,7 @@ class AdapterMerge:
                 changes[name].append(change)
 
     def _names(self, opened: _OpenAdapter, whole: Mapping[str, WeightExpr] | None) -> dict[str, str]:
-        """Maps names of modules and parameters in the adapter to the model's, or those of its text decoder's
+        """Maps names of modules and parameters in the adapter to those in the model, or in its text decoder's
         checkpoint.
         """
         names = [*opened.modules, *opened.plain]
@@ -182,8 +182,9 @@ class AdapterMerge:
         )
 
     def _find(self, name: str) -> tuple[str, bool] | None:
-        """Returns the name of a tensor's parameter and False, or of its checkpoint tensor and True; None if there is
-        neither.
+        """Looks for a tensor's parameter, then for its tensor in the checkpoint.
+
+        Returns (name, False) for a parameter, (name, True) for a tensor of the checkpoint, None if there is neither.
         """
         if name in self._state:
             return name, False
@@ -306,7 +307,14 @@ class AdapterMerge:
                     steps[name] = alike
 
     def _spread(self, name: str, step: Step, steps: dict[str, list[Step]], *, everywhere: bool) -> None:
-        """Adds a step to a parameter; ``everywhere``: under all names that it has in a model that ties it."""
+        """Adds a step to a parameter.
+
+        Args:
+            name: the parameter.
+            step: the change of its weights.
+            steps: parameter -> its steps so far.
+            everywhere: True adds the step under all names of a tied parameter.
+        """
         names = next((group for group in self._tied if name in group), (name,)) if everywhere else (name,)
         for one in names:
             if step not in steps[one]:
@@ -425,7 +433,7 @@ def _open(adapter: Adapter) -> _OpenAdapter:
 
 
 def _tied_names(model: PreTrainedModel) -> list[tuple[str, ...]]:
-    """Returns the names of each parameter that has several."""
+    """Returns the names of each parameter that has several names."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
@@ -433,13 +441,14 @@ def _tied_names(model: PreTrainedModel) -> list[tuple[str, ...]]:
 
 
 def _ends_of(model: PreTrainedModel) -> list[Any]:
-    """Returns the table of tokens and the head, which PEFT saves with an adapter if the vocabulary was resized."""
+    """Returns the token embedding and the head. PEFT saves them with an adapter if the vocabulary was resized."""
     return [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
 
 
 def _alike(a: Step, b: Step) -> bool:
-    """Returns True for steps that make the same change to a table and to its head. Reads the tensors if shapes are
-    equal.
+    """Returns True if two steps make the same change to a token embedding and to its head.
+
+    It reads the tensors if shapes are equal.
     """
     if isinstance(a, Replaced) and isinstance(b, Replaced):
         return a.values.shape == b.values.shape and torch.equal(a.values.evaluate(), b.values.evaluate())

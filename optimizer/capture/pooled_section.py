@@ -20,13 +20,13 @@ from .sentence_transformers_files import SentenceModel, transformer_settings
 from .tokenizer import load_tokenizer
 
 _TRIED = (("place-of-query", "place-of-document"), (" a\nb c: Query? \n", "  {d} e\n\n" * 9))
-"""Pairs of texts that are put into a chat template to see where it writes them, and what it changes."""
+"""Pairs of texts with which a chat template is rendered, to see where it writes them and if it changes them."""
 
 
 def with_section(
     directory: Path, source: PooledSource | None, section: PoolingSection, config: PretrainedConfig
 ) -> PooledSource | None:
-    """Returns a model with what a recipe's [pooling] states.
+    """Adds the facts in a recipe's [pooling] to a model.
 
     Args:
         directory: the model's folder or GGUF file.
@@ -121,7 +121,7 @@ def _of_chat_template(source: PooledSource, files: TokenizerFiles) -> tuple[str,
 
 
 def _token(directory: Path, text: str) -> int:
-    """Returns the id of a text that is one token. Raises RecipeError."""
+    """Returns the id of a text that is a single token. Raises RecipeError for another text."""
     tokenizer = load_tokenizer(directory)
     ids = [] if tokenizer is None else tokenizer.encode(text, add_special_tokens=False)
     if len(ids) != 1:

@@ -35,10 +35,10 @@ _HEADS: Mapping[str, tuple[PooledTask, Any]] = {
     "ForSequenceClassification": ("classify", MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
     "ForTokenClassification": ("token_classify", MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING),
 }
-"""The end of a class's name -> its task, and transformers' table of such classes."""
+"""End of a class's name -> its task, and transformers' table of such classes."""
 
 _BASES = ("Model", "ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
-"""Ends of the names of classes whose base model gives vectors."""
+"""Ends of names of classes with whose base model vectors can be computed."""
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "torch.nn.modules.linear.Identity": "none",
@@ -50,7 +50,7 @@ _WITH_IMAGES = "a text encoder whose vectors are compared with those of images"
 _OUT = dict.fromkeys(("t5", "mt5", "umt5"), _T5) | dict.fromkeys(
     ("clip", "clip_text_model", "siglip", "siglip_text_model", "siglip2_text_model"), _WITH_IMAGES
 )
-"""Model types that are often asked for and can't be compiled, and what they are."""
+"""Model type that can't be compiled and that users often try -> its description."""
 
 _INSTEAD = {
     _T5: "Use an embedding model of another family, such as multilingual-e5 or bge-m3 (XLM-RoBERTa).",
@@ -70,7 +70,7 @@ class PooledSource:
         task: see ``PoolingInfo``.
         model_class: the class of transformers to build.
         sentence: the contents of sentence-transformers' files, or the same facts of a GGUF file; defaults if the folder
-            has none. Without poolings, a head of the class makes the numbers.
+            has none. Without a pooling there, the head of the class computes the result.
         warnings: messages about assumptions that were made.
         dimensions: sizes to which vectors may be cut, from a recipe; () takes those of the files.
         template: the text of a pair with {query} and {document}, from a recipe or a GGUF file; None takes that of
@@ -124,7 +124,7 @@ def is_pooled_class(model_class: type[PreTrainedModel], config: PretrainedConfig
 
 
 def _check_kind(directory: Path, config: PretrainedConfig, name: str, *, pooled: bool) -> None:
-    """Raises UnsupportedModelError, with what to use instead, for kinds of models that are out.
+    """Raises UnsupportedModelError for kinds of models that can't be compiled; the hint names an alternative.
 
     Args:
         directory: the model's folder.

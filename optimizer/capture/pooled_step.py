@@ -34,17 +34,18 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """The activations of Dense modules by name."""
 
 _TRIED = ("cls", "last", "mean")
-"""The kinds of pooling that the head of a classifier may have."""
+"""The kinds of pooling with which the head of a classifier is tested, in order."""
 
 _LENGTHS = (5, 8)
-"""Tokens of the random hidden states on which a head is tried."""
+"""The numbers of tokens of the random hidden states with which a head is tested."""
 
 _TOLERANCE = 1e-5
 
 
 class PooledStep(torch.nn.Module):
-    """A pooled model as a function of a step's inputs. It has the inputs of all programs, and doesn't read some of
-    them.
+    """A pooled model as a function of a step's inputs.
+
+    It has the inputs of all programs, and ignores some of them.
 
     Args:
         model: from ``build_pooled``.
@@ -151,10 +152,10 @@ class Head:
         return logits
 
     def pooling(self) -> str:
-        """Returns the kind of pooling with which the head gives its own result.
+        """Returns the kind of pooling with which the head gives the model's own result.
 
-        The head runs on random hidden states of some tokens, and on their pooled row alone. Its weights, which are
-        undefined before and after, are random for that.
+        The head runs on random hidden states of some tokens, and on their pooled row alone. For that, it gets random
+        weights; they are undefined before and afterwards.
 
         Raises UnsupportedModelError if no kind gives the same.
         """
@@ -182,8 +183,10 @@ class Head:
         )
 
     def _module_to_replace(self, base: torch.nn.Module, pooler: torch.nn.Module) -> torch.nn.Module:
-        """Returns the base model, if its result is that of a pooler that reads its hidden states; otherwise the module
-        that computes the hidden states.
+        """Returns the module whose output is replaced by hidden states while the head runs.
+
+        It is the base model if its result comes from a pooler over its hidden states. Otherwise it is the module that
+        computes the hidden states.
         """
         calls: dict[torch.nn.Module, tuple[Any, Any]] = {}
         hooks = [

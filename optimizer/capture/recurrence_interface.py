@@ -163,9 +163,7 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "chunk_kda": gated_delta_rule,
     "create_recurrent_attention_mask": no_mask,
 }
-"""The replacements, by the names under which transformers looks for kernels, or by the names of the functions
-themselves.
-"""
+"""Function of transformers -> its replacement. The keys are names of kernels, or of the functions themselves."""
 
 
 def _begin(name: str, others: dict[str, Any]) -> tuple[torch.Tensor, int]:

@@ -19,7 +19,7 @@ MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 TRANSFORMER = tuple(f"sentence_{family}_config.json" for family in _FAMILIES)
-"""Names that the file of the module Transformer has had."""
+"""The names that the configuration file of the module Transformer has had."""
 
 POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -29,10 +29,10 @@ POOLINGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""The older fields of a pooling, in the order in which several are concatenated, and their names in pooling_mode."""
+"""Older field of a pooling -> its name in pooling_mode, in the order in which several are concatenated."""
 
 _KINDS = {"cls": "cls", "max": "max", "mean": "mean", "weightedmean": "weighted", "lasttoken": "last"}
-"""sentence-transformers' name of a pooling -> that of ``ew.pool``."""
+"""Name of a pooling in sentence-transformers -> the kind of ``ew.pool``."""
 
 _ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "identity",
@@ -47,7 +47,7 @@ _OTHER_KINDS = {
     "MultiVectorEncoder": "a vector for each token (ColBERT)",
     "ColBERT": "a vector for each token (ColBERT)",
 }
-"""Kinds of models in config_sentence_transformers.json, and what they make."""
+"""Kind of model in config_sentence_transformers.json that isn't supported -> its result, for the error."""
 
 _REFUSED = {
     "CLIPModel": "images",
@@ -62,7 +62,7 @@ _REFUSED = {
     "Asym": "several models for different inputs",
 }
 FOR_SEARCH = "For a search, use an embedding model with a Pooling, which has a vector for a text, and a reranker."
-"""The hint for a model whose vectors are of another kind."""
+"""The hint for a model with sparse vectors, or with a vector for each token."""
 
 _HINT = "Download the model again, or correct the field."
 
@@ -259,7 +259,7 @@ def _answers(folder: Path) -> tuple[int, int | None]:
 
 
 def _check_sizes(size: int | None, poolings: int, modules: list[DenseModule | NormModule]) -> None:
-    """Raises SourceError if a module's input isn't the size of what the module before it gives."""
+    """Raises SourceError if the input size of a module isn't the output size of the one before it."""
     if size is None:
         return
     size *= poolings
@@ -330,7 +330,7 @@ def transformer_settings(folder: Path) -> dict[str, Any]:
 
 
 def _object(config: Mapping[str, Any], name: str, path: Path | None) -> Mapping[str, Any]:
-    """Returns an object among fields; an empty one if it is missing."""
+    """Returns the object ``name`` among fields; {} if it is missing. ``path``: the file, for errors."""
     value = config.get(name) or {}
     if not isinstance(value, dict):
         raise SourceError(f"{path}: {name} is {value!r:.80}, not an object", hint=_HINT)

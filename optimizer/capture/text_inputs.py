@@ -1,4 +1,6 @@
-"""Finds the inputs with which a model computes what it does for an unpadded text: positions, and types of tokens."""
+"""Finds the inputs (positions, types of tokens) that make a model compute what it does for an unpadded text without
+them.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def _equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 
 class _Lookups(TorchFunctionMode):
-    """Records the rows of each lookup, in order."""
+    """Records the rows that each lookup in a table takes, in order."""
 
     def __init__(self) -> None:
         super().__init__()

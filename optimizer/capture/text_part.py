@@ -33,7 +33,7 @@ _HEADS = ("ForConditionalGeneration", "ForCausalLM")
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn", "proportional")
 _PROBED = 512
-"""Positions for which two rotations are compared."""
+"""The number of positions for which the tables of two rotations are compared."""
 
 _Named = TypeVar("_Named")
 _SCALES_LOGITS = re.compile(r".*logit.*|lm_head_multiplier|output_multiplier.*")
@@ -41,7 +41,7 @@ _SCALES_LOGITS = re.compile(r".*logit.*|lm_head_multiplier|output_multiplier.*")
 
 @dataclass(frozen=True)
 class TextPart:
-    """The text decoder of a whole: ``build_model(config, model_class)`` builds it."""
+    """The text decoder of a model with other parts: its configuration and class, the arguments of ``build_model``."""
 
     config: PretrainedConfig
     model_class: type[PreTrainedModel]
@@ -203,7 +203,7 @@ def unties(model: PreTrainedModel, tensors: Mapping[str, WeightExpr]) -> bool:
 
 
 class _TextRotation(torch.nn.Module):
-    """Tables of a rotation whose positions in time, height and width are the same: those of text."""
+    """Rotary tables of a multimodal model for text, whose positions in time, height and width are equal."""
 
     inv_freq: torch.Tensor  # [F]
 
@@ -213,7 +213,7 @@ class _TextRotation(torch.nn.Module):
         self.scale = scale
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [B, T, 2F], each frequency in both halves, of positions [3, B, T] or [B, T]."""
+        """Returns cosines and sines [B, T, 2F], each frequency in both halves. Positions are [3, B, T] or [B, T]."""
         positions = position_ids[0] if position_ids.dim() == 3 else position_ids
         angles = positions[..., None].float() * self.inv_freq  # [B, T, F]
         angles = torch.cat((angles, angles), dim=-1)

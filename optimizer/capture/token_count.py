@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _TRIED = (2, 3, 5, 7, 13, 64, 100, 129, 1000, 4097, 2**19 + 1)
-"""Numbers of tokens for which the guards of a model that takes any number hold."""
+"""Numbers of tokens with which a guard is tested. All guards of a model that takes any number hold for them."""
 
 
 class TokenCountError(RuntimeError):
@@ -49,8 +49,9 @@ class TokenCountWatch:
         self._note()
 
     def culprit(self) -> str | None:
-        """Returns the module and its assumption, as ``layers.0.mixer (modeling_x.py:12 in scan) assumes ...``, or
-        None.
+        """Returns the module that fixed T, with its assumption; None if there is none.
+
+        An example is ``layers.0.mixer (modeling_x.py:12 in scan) assumes ...``.
         """
         if self.shape_env is None or self.tokens is None:
             return None
@@ -74,7 +75,7 @@ class TokenCountWatch:
         self.check()
 
     def check(self) -> None:
-        """Raises TokenCountError, once, if a guard is there by now that doesn't hold for every number of tokens."""
+        """Raises TokenCountError, once, if a guard was added that doesn't hold for every number of tokens."""
         if self.shape_env is not None and len(self.shape_env.guards) > self._checked:
             new = self.shape_env.guards[self._checked :]
             self._checked += len(new)
@@ -93,7 +94,9 @@ class TokenCountWatch:
 
 
 class _AfterEachCall(TorchFunctionMode):
-    """Checks the guards whenever a function of torch has been called: a module may unroll a recurrence by itself."""
+    """Checks the guards after each call of a function of torch, because a module may unroll a recurrence without
+    submodules.
+    """
 
     def __init__(self, watch: TokenCountWatch) -> None:
         super().__init__()

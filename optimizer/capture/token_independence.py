@@ -47,7 +47,7 @@ _NORMS = (aten.layer_norm, aten.native_layer_norm, aten.rms_norm)
 
 
 def check_token_independence(program: Program) -> None:
-    """Raises UnsupportedModelError, naming the op and its module, unless only attention looks at other tokens."""
+    """Raises UnsupportedModelError, naming op and module, if an op other than attention may look at other tokens."""
     problems: list[tuple[Node, str]] = []
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target in _ATTENTION or not _shapes(program, node):
@@ -86,7 +86,7 @@ def _problem(program: Program, node: Node) -> str | None:
 
 
 def _problem_of_op(program: Program, node: Node, inputs: list[Node], before: list[int]) -> str | None:
-    """Returns how an op may mix tokens, as a verb phrase for an error; None if it doesn't mix them.
+    """Returns a phrase about the way in which an op may mix tokens, for an error; None if it doesn't mix them.
 
     Args:
         program: the op's program.
@@ -119,7 +119,9 @@ def _problem_of_op(program: Program, node: Node, inputs: list[Node], before: lis
 
 
 def _picks_tokens(program: Program, node: Node) -> bool:
-    """Returns True if x[indices] may mix tokens: an index selects along x's token axis, or has an entry a token."""
+    """Returns True if x[indices] may mix tokens: an index is along x's token axis, or is itself a tensor over
+    tokens.
+    """
     x, indices = node.args
     assert isinstance(x, Node) and isinstance(indices, list | tuple)
     axis = _token_axis(_shapes(program, x)[0])
@@ -144,7 +146,7 @@ def _is_float(node: Node) -> bool:
 
 
 def _along_dim(program: Program, node: Node, inputs: list[Node]) -> str | None:
-    """Says whether an op with an argument ``dim`` works along the token axis."""
+    """Returns a phrase if an op with an argument ``dim`` may work along the token axis; None if it doesn't."""
     arguments = bound_arguments(node)
     dim = arguments.get("dim")
     dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []
@@ -175,7 +177,7 @@ def _aligned(program: Program, node: Node, inputs: list[Node]) -> bool:
 
 
 def _same_order(program: Program, node: Node, source: Node) -> bool:
-    """Returns True if a view keeps the number of elements outside the token axis, and so inside it."""
+    """Returns True if a view keeps tokens in order: it changes no number of elements before or after the token axis."""
     shapes = (_shapes(program, source)[0], _shapes(program, node)[0])
     outside = [sympy.prod(shape[: _token_axis(shape)]) for shape in shapes]
     return bool(outside[0] == outside[1])
@@ -193,13 +195,13 @@ def _token_axis(shape: tuple[sympy.Expr, ...]) -> int | None:
 
 
 def _has_rows(program: Program, node: Node) -> bool:
-    """Returns True if a tensor that a node reads or gives has several rows for each token."""
+    """Returns True if an input or output of a node has several rows for each token."""
     shapes = [shape for one in (*node.all_input_nodes, node) for shape in _shapes(program, one)]
     return any(_T in size.free_symbols and size != _T for shape in shapes for size in shape)
 
 
 def _keeps_rows(node: Node) -> bool:
-    """Returns True if a node does the same to each row, wherever the rows of a token are, or moves whole axes."""
+    """Returns True if a node treats all rows alike, in any order of a token's rows, or only moves whole axes."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target.__module__ == "_operator"
     known = (*_AXIS_MOVES, *_ROW_BY_ROW, *_VIEWS, *_NORMS, *_FACTORIES, aten.mean, aten.sum, aten.amax)
@@ -207,7 +209,7 @@ def _keeps_rows(node: Node) -> bool:
 
 
 def _scatters_beside(program: Program, node: Node) -> bool:
-    """Returns True if ``select_scatter`` writes each token's values to the same token, at one place of another axis."""
+    """Returns True if ``select_scatter`` writes each token's values to the same token, at one index of another axis."""
     arguments = bound_arguments(node)
     whole, part = (_shapes(program, arguments[name])[0] for name in ("self", "src"))
     axes = _token_axis(whole), _token_axis(part)

@@ -37,7 +37,10 @@ _TRIED = (
 )
 TOKENIZER_JSON = "tokenizer.json"
 _VERSIONS_OF_JSON = re.compile(r"tokenizer(\.[0-9.]+)?\.json")
-"""A folder may have others for other versions of transformers, which tokenizer_config.json lists."""
+"""Matches tokenizer.json, and the names of its variants for other versions of transformers.
+
+tokenizer_config.json lists the variants.
+"""
 _FILES = (TOKENIZER_JSON, "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -101,7 +104,10 @@ def _check_files(directory: Path) -> None:
 
 
 def check_templates(template: object, where: str) -> None:
-    """Raises SourceError if that is neither a chat template nor several with names, in one of transformers' forms."""
+    """Raises SourceError if ``template`` is neither a chat template nor several named ones, in transformers' forms.
+
+    ``where``: the file, for the message.
+    """
     listed = template if isinstance(template, list) else [template]
     if isinstance(template, dict):
         listed = [{"name": name, "template": text} for name, text in template.items()]
@@ -188,7 +194,7 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
 
 
 def in_lower_case(files: TokenizerFiles) -> TokenizerFiles:
-    """Returns the files of a tokenizer that converts texts to lower case before all else."""
+    """Returns the files of a tokenizer that first converts a text to lower case, and then does what ``files`` says."""
     if files.tokenizer_json is None:
         return files
     document = json.loads(files.tokenizer_json)

@@ -47,7 +47,7 @@ _CHECKS = (
 
 
 class _Step(torch.nn.Module):
-    """A model as a function of a step's inputs; those the captured form has no use for are there for later passes."""
+    """A model as a function of a step's inputs. It ignores some inputs, which later passes need."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()

@@ -56,23 +56,24 @@ _CHOICES = (aten.where,)
 
 _LENGTHS = (2, 5, 17)
 _MOST_SCORES = 1 << 25
-"""Says how many scores are evaluated at once, to see a mask of many positions: 128 MiB."""
+"""The most scores that are evaluated at once to recognise a mask: 128 MiB."""
 
 _MASKED = -9e3
-"""Scores below are masked: e to that power is 0, and biases of positions aren't so large."""
+"""The score below which a key counts as masked: e to that power is 0, and no bias of positions is so low."""
 _LARGE = 1024.0
 _TOLERANCE = 1e-5
-"""Says how far sums of 32-bit floats may differ, for their largest number."""
+"""The largest difference of two sums of 32-bit floats that count as equal, relative to their largest number."""
 _ROUNDED = 2.0**-7
-"""The largest difference of biases from linear ones, as a share of a head's largest.
+"""The largest difference of biases from linear ones, as a share of a head's largest bias.
 
-Falcon multiplies slopes by positions in bf16, which rounds those from 256 on. Two biases that are compared are off by
-half a unit in the last place each."""
+Falcon multiplies slopes by positions in bf16, which rounds positions from 256 on. Two biases that are compared are off
+by half a unit in the last place each.
+"""
 
 
 @dataclass(frozen=True)
 class _Meaning:
-    """The parameters that the scores of an attention amount to. ``slopes``: [N], or None if all are 0."""
+    """The parameters of ``ew.attention`` that give the same scores. ``slopes``: [N], or None if all are 0."""
 
     scale: float
     mask: AttentionMask
@@ -81,7 +82,14 @@ class _Meaning:
 
 @dataclass(frozen=True)
 class _Found:
-    """Written-out attention: q @ k^T, the softmax, the factor that is multiplied with v, and the product with v."""
+    """The nodes of written-out attention.
+
+    Attributes:
+        product: q @ k^T.
+        softmax: the softmax.
+        weights: the factor that is multiplied with v.
+        result: the product with v.
+    """
 
     product: Node
     softmax: Node
@@ -90,7 +98,7 @@ class _Found:
 
 
 class _NotAttentionError(Exception):
-    """Says why not."""
+    """Says why a softmax isn't ``ew.attention``."""
 
 
 def replace_written_out_attention(program: Program, capture: AttentionCapture, longest: int) -> None:
@@ -177,7 +185,7 @@ def _result(softmax: Node, known: set[Node]) -> tuple[Node, Node]:
 
 
 def _keeps_places(node: Node) -> bool:
-    """Returns True if ``_meaning`` can follow an op by its values: it is pointwise, a reshape or a choice."""
+    """Returns True if ``_meaning`` can evaluate an op: it is pointwise, a reshape or a choice."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and (
         torch.Tag.pointwise in target.tags or target.overloadpacket in (*_RESHAPES, *_CHOICES)
@@ -185,7 +193,9 @@ def _keeps_places(node: Node) -> bool:
 
 
 def _spelling(found: _Found, known: set[Node]) -> object:
-    """Returns a key that is equal for attentions that compute alike: layers repeat, so each key is analysed once."""
+    """Returns a key that is equal for attentions with the same computation, so that repeated layers are analysed
+    once.
+    """
     number: dict[Node, object] = {found.product: "product", found.softmax: "softmax"}
     calls: list[object] = []
 
@@ -265,8 +275,9 @@ def _scores(sequence: Sequence, found: _Found, heads: int) -> Callable[[torch.Te
 def _seen(
     scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: int
 ) -> tuple[float, AttentionMask, torch.Tensor]:
-    """Returns scale, mask and slopes [N] of scores over a sequence. Raises _NotAttentionError if they have another
-    form.
+    """Returns (scale, mask, slopes [N]) of scores over a sequence.
+
+    Raises _NotAttentionError for scores of another form.
     """
     shape = (heads, length, length)
     none = scores(torch.zeros(shape))
@@ -363,7 +374,10 @@ def _replace(
 
 
 def _heads(program: Program, node: Node, where: tuple[str, ...]) -> Node:
-    """[..., a, b] with one axis of heads before the last two, and axes of 1 before that -> [N, a, b]."""
+    """Reshapes a node [..., a, b] to [N, a, b].
+
+    Before its last two axes, it may have one axis of heads and axes of size 1.
+    """
     while program.value(node).dim() > 3:
         if program.shape(node)[0] != 1:
             raise _NotAttentionError("its heads aren't one axis")

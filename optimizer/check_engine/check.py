@@ -1,5 +1,4 @@
-"""Checks an engine on this machine: a process runs the stages, and a report has what it found, without names of the
-machine.
+"""Checks a GPU engine on this machine, and makes a report that doesn't name the machine.
 
 The stages run in a process of their own, since a library that crashes ends its process; the report then says in which
 stage.
@@ -154,7 +153,10 @@ def _chosen(target: str | None, bundle: Bundle | None) -> str:
 
 
 def _run(task: Task, progress: Progress) -> list[dict[str, Any]]:
-    """Runs the stages in a process; returns their results. A stage in which the process died has failed."""
+    """Runs the stages of a check in a process, and returns their results.
+
+    If the process dies, the current stage has failed.
+    """
     from .stages import STAGES
 
     stages: dict[str, dict[str, Any]] = {}
@@ -203,8 +205,9 @@ _PATH = re.compile(r"(?:file://|(?<![\w./]))~?/(?!/)(?:[^\s/:'\"(),;]+/)+")
 
 
 def without_places(value: Any) -> Any:
-    """Returns a value of JSON whose texts have no folders of paths, no name of this machine and no home folder, which
-    would name the user.
+    """Removes the folders of paths, the name of this machine and the home folder from the texts of a JSON value.
+
+    They could identify the user.
     """
     if isinstance(value, dict):
         return {key: without_places(one) for key, one in value.items()}

@@ -34,13 +34,16 @@ TOKENS = 8
 """The tokens of each answer."""
 
 MOST_KL = 0.05
-"""The most nats of KL from the cpu target's probabilities, the mean of all positions. The tiny model in bf16 gave 7e-5
-in Triton's interpreter. The limit leaves room for the cpu target's 8-bit activations beside weights of integers."""
+"""The largest allowed KL divergence from the cpu target's probabilities, in nats, as the mean of all positions.
+
+The tiny model in bf16 gave 7e-5 in Triton's interpreter. The limit leaves room for the cpu target's 8-bit activations,
+which it uses with integer weights.
+"""
 
 _CONTEXT, _REQUESTS = 64, 4
 
 Tell = Callable[[dict[str, Any]], None]
-"""Is called with ``{"begins": stage}``, and with a stage's result."""
+"""A function that gets ``{"begins": stage}`` at the begin of a stage, and its result at the end."""
 
 T = TypeVar("T")
 
@@ -50,7 +53,7 @@ class _SkippedError(Exception):
 
 
 class _EndedError(Exception):
-    """A stage failed, and the later ones need its result."""
+    """A stage failed whose result the later stages need."""
 
 
 @dataclass
@@ -103,7 +106,7 @@ class _Served:
 
 
 def run_stages(task: Task, tell: Tell) -> None:
-    """Runs all stages of a check, and tells the result of each. Errors of a stage are its result."""
+    """Runs all stages of a check, and passes the result of each to ``tell``. An error of a stage is its result."""
     with suppress(_EndedError):
         _run(task, tell)
 
@@ -127,8 +130,9 @@ def _open(bundle: Bundle, target: str) -> AbstractContextManager[Runs]:
 
 
 def _stage(name: str, work: Callable[[], tuple[T, dict[str, Any]]], tell: Tell, *, needed: bool = False) -> T:
-    """Returns the first result of ``work`` and tells the second, its facts. Raises _EndedError if a ``needed`` stage
-    fails.
+    """Runs a stage: ``work`` returns the stage's value, which is returned, and facts, which ``tell`` gets.
+
+    Raises _EndedError if a ``needed`` stage fails.
     """
     tell({"begins": name})
     start, result = time.perf_counter(), None

@@ -29,7 +29,10 @@ requests = 4
 prompts = 2
 chunk = 64
 """
-"""The types of activations are the target's default. The sizes are small, so that few kernels are compiled."""
+"""The recipe of the tiny model, without a type of activations, which is the target's default.
+
+The sizes of the model are small, so that few kernels are compiled.
+"""
 
 
 def export_tiny(folder: Path, target: str, gpus: Sequence[str]) -> Path:

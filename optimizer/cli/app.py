@@ -23,14 +23,14 @@ _PANELS = {
     "Check": ("verify", "diff", "bisect", "doctor"),
     "Look inside": ("inspect", "report", "sbom"),
 }
-"""The commands by what they are for, as the help shows them. A command is a module of this package by its name."""
+"""Title of a group of commands in the help -> the commands. A command is the module of this package with its name."""
 
 
 def command_line(name: str | None = None) -> typer.Typer:
-    """Returns the command line with one command, or with all.
+    """Returns the command line with the command ``name``, or with all commands.
 
-    A command starts in less time if the modules of the others aren't imported. An unknown ``name`` means all, for
-    the help and for the message that names the nearest.
+    With one command, the modules of the others aren't imported, so that it starts faster. An unknown ``name`` gives all
+    commands, for the help and for the message with the nearest name.
     """
     app = typer.Typer(
         name="optimize",
@@ -58,7 +58,7 @@ def command_line(name: str | None = None) -> typer.Typer:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """Returns ``app``, the command line with all commands, which is made when it is asked for."""
+    """Returns ``app``, the command line with all commands. It is made at the first access."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return command_line()

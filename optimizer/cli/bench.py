@@ -36,7 +36,7 @@ RENAMED = {"--prompts": "--prompt", "--batches": "--batch", "--contexts": "--con
 
 
 def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Parses numbers between commas; "none" returns an empty tuple."""
+    """Parses numbers between commas; "none" gives (), and None (no option) gives None."""
     if text is None:
         return None
     return () if text.strip().lower() == "none" else numbers(option, text)

@@ -1,4 +1,4 @@
-"""``optimize bisect``: where two runs of a model first differ."""
+"""``optimize bisect``: finds the first point at which two runs of a model differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXIT_DIFFERS = 13
 """The exit code if the two runs differ."""
 MOST_TENSORS = 10
-"""Tensors that are named on the screen."""
+"""The most tensors that are shown in a terminal."""
 EPILOG = (
     "Examples:\n\n"
     "  optimize bisect SmolLM2-135M-Instruct smollm2.bundle\n\n"
@@ -29,7 +29,10 @@ EPILOG = (
 
 
 def _known_isa(value: str | None) -> str | None:
-    """Returns the name. Raises typer.BadParameter for an instruction set that this processor or build doesn't have."""
+    """Returns the name of an instruction set.
+
+    Raises typer.BadParameter for one that this processor or build doesn't have.
+    """
     if value is not None:
         from enginewright.plugins.native.executable import isas
 
@@ -121,7 +124,7 @@ def _ids(text: str) -> list[int]:
 
 
 def _layers(text: str) -> frozenset[int]:
-    """3,7-9 -> 3, 7, 8, 9."""
+    """Parses a list of layers: "3,7-9" gives 3, 7, 8 and 9."""
     numbers: set[int] = set()
     for word in text.replace(" ", "").split(","):
         first, dash, last = word.partition("-")

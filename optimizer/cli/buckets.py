@@ -1,4 +1,4 @@
-"""``optimize buckets``: which sizes of steps leave the least padding."""
+"""``optimize buckets``: chooses the sizes of steps with the least padding."""
 
 from __future__ import annotations
 

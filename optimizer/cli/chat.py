@@ -96,15 +96,15 @@ def command(
 
 
 class _QuitError(Exception):
-    """The conversation is over."""
+    """Ends the conversation."""
 
 
 @dataclass
 class Chat:
-    """A conversation, and the commands that can be typed in it.
+    """A conversation, with the commands that can be typed in it.
 
     Attributes:
-        options: values that the chat template reads besides the messages.
+        options: variables of the chat template.
         rows: results for ``--json``; None if answers are printed while they are generated.
         turns: the messages without the system message.
         failed: the error of the first turn that failed; later turns still run.

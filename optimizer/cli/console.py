@@ -56,7 +56,7 @@ EXIT_TERMINATED = 143
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does: with all that cleans up."""
+    """The exception for SIGTERM. It ends a command as Ctrl-C does, with the same clean-up."""
 
 
 def reported(command: Callable[P, None]) -> Callable[P, None]:
@@ -112,16 +112,21 @@ _FLAGS = {
     "truncate=True": "--truncate",
     'trust="code"': "--trust code",
 }
-"""The arguments of functions that hints name, and the options by which a command spells them."""
+"""Argument of a function, as hints name it -> the option of a command."""
 
 
 def _as_typed(
     error: EnginewrightError, command: Callable[..., None], given: Mapping[str, object]
 ) -> tuple[EnginewrightError, int]:
-    """Returns ``error`` with the command line's names of options, and the exit code.
+    """Returns ``error`` with the options' names on the command line, and the exit code.
 
     A message that begins with the name of a passed option ("max_tokens: -5 is out of range") is a usage error, with the
     parser's exit code. If the option names a file, the file is wrong instead, and the error keeps its own code.
+
+    Args:
+        error: the error.
+        command: the command's function.
+        given: the arguments that the command got.
     """
     message, hint, code = error.message, error.hint, error.exit_code
     for argument, spelled in _FLAGS.items():
@@ -154,8 +159,8 @@ def _flag_of(command: Callable[..., None], name: str, given: Mapping[str, object
 
 @contextmanager
 def _interrupts_kept() -> Iterator[None]:
-    """Raises KeyboardInterrupt for an error in a library's clean-up (such as torch's mode stack) that a Ctrl-C
-    caused.
+    """Replaces an error that a Ctrl-C caused in a library's clean-up, such as torch's mode stack, by
+    KeyboardInterrupt.
     """
     try:
         yield
@@ -236,7 +241,7 @@ def _reader_is_gone() -> bool:
 
 @contextmanager
 def warnings_shown(*, hidden: bool) -> Iterator[None]:
-    """Prints warnings about sources as a command's other warnings are, without file and line.
+    """Prints warnings about sources like a command's other warnings, without file and line.
 
     ``hidden``: True prints none of them.
     """

@@ -1,4 +1,4 @@
-"""``optimize diff``: whether two bundles are equal."""
+"""``optimize diff``: compares two bundles byte by byte."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ EPILOG = (
 )
 
 _AT_ONCE = 1024
-"""The texts that are embedded between two writes of their vectors."""
+"""The number of texts that are embedded between two writes to the output."""
 
 
 @reported
@@ -128,7 +128,7 @@ def command(
 
 
 def _embedded(llm: LLM, file: TextFile, begin: int, texts: list[str], options: Mapping[str, Any]) -> FloatArray:
-    """Returns the vectors of texts of a file, the first of which is number ``begin``.
+    """Returns the vectors of texts of a file. ``begin`` is the index of the first of these texts in the file.
 
     Raises RequestError naming the line of a text.
     """

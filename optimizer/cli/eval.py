@@ -1,4 +1,4 @@
-"""``optimize eval``: how well a bundle predicts, alone or against another model."""
+"""``optimize eval``: measures how well a bundle predicts, alone or compared with another model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ EPILOG = (
     "  optimize eval smollm2.bundle --choices questions.jsonl --json --quiet > figures.json"
 )
 WINDOWS, TEXTS = 3, 64
-"""The windows, or texts of a model that computes whole texts, that are read unless --full is given: seconds on a small
-model.
+"""The windows, or the texts of a model that computes whole texts, that are read without --full.
+
+They take seconds on a small model.
 """
 
 
@@ -111,9 +112,10 @@ def _texts(
     running: Running,
     quiet: bool,
 ) -> TextsReport:
-    """Compares a bundle that computes whole texts. ``not_for_it``: the options for models that generate text.
+    """Compares a bundle that computes whole texts with another model.
 
-    Raises RequestError if one of these is given, or no model to compare with.
+    ``not_for_it``: the options that only models which generate text have. Raises RequestError if one of these is
+    passed, or if there is no model to compare with.
     """
     from enginewright.optimizer.evaluate import evaluate_texts
     from enginewright.optimizer.evaluate.models import OpenOptions

@@ -36,7 +36,7 @@ EPILOG = (
 RENAMED = {"--context-length": "--context"}
 
 _QUESTION, _BEGINNING = "What is the capital of Germany?", "The capital of Germany is"
-"""The prompts for models that answer, and for those that only continue."""
+"""The prompts of the suggested command: for models that answer, and for models that only continue a text."""
 
 
 def default_output(source: str) -> Path:
@@ -247,7 +247,7 @@ def _print_summary(report: ExportReport, *, verbose: bool, named: bool) -> None:
 
 
 def _next(opened: BundleReport) -> str:
-    """Returns a command that works with this bundle here."""
+    """Returns a command to try next, which works with this bundle on this machine."""
     bundle = opened.bundle
     unbuilt = [name for name, target in bundle.targets.items() if target.state != "ready"]
     if len(unbuilt) == len(bundle.targets):
@@ -265,8 +265,9 @@ def _next(opened: BundleReport) -> str:
 
 
 def _trust(bundle: Bundle) -> tuple[str, ...]:
-    """Returns the options that allow the bundle's own code to run, if every target has code; the exporter knows its
-    origin.
+    """Returns the options that allow the bundle's own code to run, if every target has code.
+
+    The user has just exported the bundle, and so knows its origin.
     """
     from enginewright.runtime.executors.open import carried_code
 

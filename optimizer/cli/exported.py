@@ -22,10 +22,10 @@ from .console import Terminated
 from .progress import stage_bars
 
 _CHILD = ("-P", "-m", "enginewright.optimizer.cli.exported")
-"""The arguments of the process that exports. Its modules don't come from the current folder."""
+"""The arguments of the exporting process. They prevent imports from the current folder."""
 
 _SECONDS_TO_CLEAN_UP = 10.0
-"""The time that an export has after Ctrl-C. What it leaves then, the next export of the same removes."""
+"""The seconds that an export gets to clean up after Ctrl-C. The next equal export removes the rest."""
 
 if TYPE_CHECKING:
     from enginewright.optimizer.export.run import WantedExport

@@ -107,7 +107,10 @@ def command(
 
 
 def _check(model: str, prompts: Sequence[str], unused: Template | None) -> None:
-    """Refuses arguments that don't go together; ``unused``: the options of a chat template that --raw leaves out."""
+    """Raises an error for arguments that exclude each other.
+
+    ``unused``: the options of a chat template, which --raw doesn't use; None without --raw.
+    """
     if not os.path.exists(model) and os.path.exists(prompts[0]) and not is_model(model):  # these take any name
         raise typer.BadParameter(f"{model} doesn't exist, and {prompts[0]} does: the bundle comes first")
     if unused is not None and unused.system is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REPORT_PATH = "report/report.json"
 POOL = "pool"
-"""The op of a lowered program that makes a row of a text's tokens."""
+"""The op of a lowered program that reduces a text's tokens to one row."""
 EPILOG = (
     "Examples:\n\n"
     "  optimize inspect smollm2.bundle\n\n"
@@ -194,7 +194,7 @@ def _print_model(bundle: Bundle, summary: Mapping[str, Any]) -> None:
 
 
 def _print_pooling(pooling: PoolingInfo, programs: Iterable[LoweredProgram]) -> None:
-    """Prints what a model that gives numbers for a text computes."""
+    """Prints the facts about a model of vectors, scores or classes."""
     kinds = {str(step.attrs["kind"]) for program in programs for step in program.steps if step.op == POOL}
     facts = [
         f"{pooling.dimensions} numbers",

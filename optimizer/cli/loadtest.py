@@ -29,7 +29,7 @@ EPILOG = (
 
 @dataclass(frozen=True)
 class Asking:
-    """Whom the load is for."""
+    """The options that say where requests are sent, and as what."""
 
     api: Annotated[str, typer.Option(metavar="chat|completions", help="The endpoint of OpenAI's API.")] = "chat"
     embed: Annotated[bool, typer.Option("--embed", help="Request embeddings of texts instead.")] = False

@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LINES = 5.0
 """The time between two lines of a log, while something changes."""
 
 SECONDS_TO_REPEAT = 60.0
-"""After which a log hears again of what hasn't changed: before whoever reads it takes the work for stuck."""
+"""The seconds after which an unchanged line is printed again in a log, so that the work doesn't look stuck."""
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _flag(name: str, option: Option, kind: Any) -> Parameter:
 
 
 def _spelled(value: Any) -> str:
-    """Returns a default value as the help shows it."""
+    """Returns a default value in the form that the help shows."""
     if value is True:
         return "on"
     whole = isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0
@@ -69,7 +69,7 @@ _KINDS = typing.get_type_hints(ServerOptions)  # once: for each flag it would ta
 ServerFlags = Annotated[
     Mapping[str, Any], Flags([_flag(name, option, _KINDS[name]) for name, option in DECLARED.items() if option.flags])
 ]
-"""The options of the server that flags name, by their names; see ``ServerOptions``."""
+"""The options of the server that have flags, by their names; see ``ServerOptions``."""
 
 
 @reported
@@ -141,7 +141,10 @@ def _check_packages(*names: str) -> None:
 
 
 def _named_models(bundle: str | None, models: Sequence[str] | None, aliases: Sequence[str] | None) -> dict[str, Any]:
-    """Returns the options ``models`` and ``aliases``, each if an argument names any; ``bundle`` has its path's name."""
+    """Returns the options ``models`` and ``aliases``, each if at least one argument sets it.
+
+    A model that is passed as ``bundle`` is named after its path.
+    """
     pairs = [_named(text, "--model", "NAME=BUNDLE", "chat=smollm2.bundle") for text in models or ()]
     named = _unique("--model", pairs if bundle is None else [(_name_of(bundle), bundle), *pairs])
     further = _unique("--alias", [_named(text, "--alias", "NAME=MODEL", "gpt-4o-mini=chat") for text in aliases or ()])
@@ -189,7 +192,7 @@ class _Request:
         return ServerOptions(**fields | {"llm": fields.get("llm", {}) | engine})
 
     def check(self, options: ServerOptions) -> None:
-        """Raises RequestError for options that are wrong, and for flags without the ones that they belong to."""
+        """Raises RequestError for wrong options, and for flags that need another flag."""
         if not options.models:
             raise typer.BadParameter("there is nothing to serve: name a BUNDLE, or --model NAME=BUNDLE")
         options.check()
@@ -214,10 +217,10 @@ class _Request:
         return msgspec.structs.replace(options, models=paths)
 
     def reread(self, bundles: Mapping[str, str]) -> ServerOptions:
-        """Returns the options as they are now.
+        """Returns the present options of the file and the flags.
 
         Args:
-            bundles: path of a model at the start -> path of its bundle. New models are exported for replicas alone.
+            bundles: path of a model at the start -> path of its bundle. New models are exported only for replicas.
         """
         new = self.options()
         paths = {

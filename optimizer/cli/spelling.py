@@ -27,7 +27,7 @@ _MEANT = {
     "doctor": ("check", "env"),
     "recover": ("finetune", "fine-tune", "train"),
 }
-"""Commands, and what others call them."""
+"""Name of a command in other programs -> our command."""
 
 
 def _without_types(params: list[Any]) -> list[Any]:
@@ -58,7 +58,7 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command. Options that had other names once go on working by these, and aren't shown."""
+    """A command. Older names of its options still work, but the help doesn't show them."""
 
     renamed: ClassVar[Mapping[str, str]] = {}
 
@@ -83,5 +83,5 @@ def command_class(module: ModuleType) -> type[Command]:
 
 
 def _near(word: str, known: Mapping[str, str]) -> str:
-    """Returns the name that is nearest, or "" if none is near."""
+    """Returns the name in ``known`` that is nearest to ``word``; "" if none is near."""
     return next(iter(difflib.get_close_matches(word.lower(), known, 1)), "")

@@ -109,7 +109,7 @@ class Wrapped:
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Returns a model's text for a stream: for a terminal, control characters are replaced by pictures of them.
+    """Returns a model's text for a stream. For a terminal, control characters are replaced by visible symbols.
 
     On a terminal they could move the cursor or run commands. Files and pipes get the text unchanged.
     """
@@ -117,7 +117,7 @@ def shown(text: str, stream: TextIO) -> str:
 
 
 def terminal_width(stream: TextIO) -> int:
-    """Columns of the terminal that a stream is; a large number where it isn't one."""
+    """Returns the columns of the terminal that ``stream`` writes to; a large number if it isn't a terminal."""
     with contextlib.suppress(OSError, ValueError):
         return os.get_terminal_size(stream.fileno()).columns or 10**9
     return 10**9

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 EXIT_OVER_BUDGET = 16
 """The exit code if a bundle is worse than the model of --against, by more than the budget allows."""
 EXIT_INCONCLUSIVE = 18
-"""The exit code if no check failed, but other work on the machine hid the result of one that is timed."""
+"""The exit code if no check failed, but a timed one has no result because of other work on the machine."""
 RENAMED = {"--prompts": "--prompt"}
 MOST_PROMPTS = 5
-"""Changed prompts, and differing files, that are named on the screen."""
+"""The most changed prompts, and the most differing files, that are shown in a terminal."""
 EPILOG = (
     "Examples:\n\n"
     "  optimize verify smollm2.bundle\n\n"
@@ -151,7 +151,10 @@ def command(
 
 
 def _check_against(against: Path | None, of_against: Mapping[str, object], targets: Sequence[str]) -> None:
-    """Refuses options of --against, by their flags, without it, and --against with several targets."""
+    """Raises an error for options of --against without it, and for --against with several targets.
+
+    ``of_against``: option -> its value.
+    """
     if against is None:
         if lonely := [name for name, value in of_against.items() if value is not None]:
             raise typer.BadParameter("it is for --against, which is not given", param_hint=lonely[0])

@@ -17,7 +17,7 @@ from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import CapacityError, MissingDependencyError, RequestError
 
 _ROWS = 4096
-"""The rows that are written at a time."""
+"""The number of rows that are written at a time."""
 
 
 def _write_npy(path: Path, texts: Iterable[str], vectors: FloatArray) -> None:
@@ -44,7 +44,7 @@ def _write_parquet(path: Path, texts: Iterable[str], vectors: FloatArray) -> Non
 
 
 def _parts(texts: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields the index of the first of some texts, and these texts."""
+    """Divides texts into parts. Yields the index of the first text of each part, and its texts."""
     left, begin = iter(texts), 0
     while part := list(islice(left, _ROWS)):
         yield begin, part
@@ -67,7 +67,7 @@ _WRITERS: Mapping[str, Callable[[Path, Iterable[str], FloatArray], None]] = {
     ".jsonl": _write_jsonl,
     ".parquet": _write_parquet,
 }
-"""The end of an output's name -> the function that writes it."""
+"""End of an output's name -> the function that writes the format."""
 
 
 def check_output(path: Path) -> None:
@@ -84,10 +84,10 @@ def check_output(path: Path) -> None:
 
 
 def write_vectors(path: Path, texts: Iterable[str], vectors: FloatArray) -> None:
-    """Writes a row for each text beside ``path``, then gives the file its name.
+    """Writes a row for each text to a temporary file next to ``path``, and then renames it to ``path``.
 
     Args:
-        path: the output; its end decides the format.
+        path: the output; the end of its name decides the format.
         texts: the texts, which .npy leaves out.
         vectors: their vectors, [n, E].
 

@@ -20,7 +20,7 @@ _HINT = "Each line is a text; with --field, or in a .jsonl file, a JSON object w
 
 
 class TextFile:
-    """A file of texts, which is read again for each use: it needn't fit into the memory.
+    """A file of texts. It is read again for each use, so that it needn't fit into memory.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""An output that isn't finished: the vectors so far, in a file beside the output, from which the next run continues."""
+"""An unfinished output: the vectors so far, in a file next to the output, from which the next run continues."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MOST_HEAD = 1 << 16
 
 
 class Unfinished:
-    """The file OUT.part: a line of JSON that says what the vectors are of, then float32 rows in little-endian order.
+    """The file OUT.part: a line of JSON with ``made_from``, then float32 rows in little-endian order.
 
     Args:
         output: the output's path.
-        made_from: what the vectors depend on: the file of texts, the bundle and the options.
+        made_from: everything that the vectors depend on: the file of texts, the bundle and the options.
 
     Attributes:
         path: the path of the file.
-        rows: the number of vectors in it; the rest of one that was cut off is dropped.
+        rows: the number of whole vectors in it. An incomplete last one is removed.
 
-    Raises RequestError if the file that is there is of other texts, another bundle or other options.
+    Raises RequestError if an existing file is of other texts, another bundle or other options.
     """
 
     def __init__(self, output: Path, made_from: dict[str, Any]) -> None:

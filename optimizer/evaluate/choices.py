@@ -1,7 +1,8 @@
-"""Multiple choice: which of several endings a model finds the likeliest, as lm-eval scores it.
+"""Multiple choice: finds the likeliest of several endings, with the scores of lm-eval.
 
-Of EleutherAI's lm-evaluation-harness (Biderman et al. 2024, arXiv:2405.14782), ``loglikelihood`` requests of a
-``multiple_choice`` task without examples: lm_eval/api/model.py (``_encode_pair``) and lm_eval/api/task.py.
+It follows ``loglikelihood`` requests of a ``multiple_choice`` task without examples in EleutherAI's
+lm-evaluation-harness (Biderman et al. 2024, arXiv:2405.14782): lm_eval/api/model.py (``_encode_pair``) and
+lm_eval/api/task.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ _BUILT_IN_FILE = "choices.jsonl"
 
 @dataclass(frozen=True)
 class Question:
-    """``answer`` is the index of the right choice, ``where`` its file and line."""
+    """A question with several choices.
+
+    Attributes:
+        prompt: the text before a choice.
+        choices: the endings to choose from.
+        answer: the index of the right choice.
+        where: its file and line.
+    """
 
     prompt: str
     choices: tuple[str, ...]
@@ -48,12 +56,13 @@ class Question:
 
 @dataclass(frozen=True)
 class ChoiceReport:
-    """Shares of the questions answered right.
+    """The accuracy of a model's answers.
 
     Attributes:
         source: the file, or BUILT_IN.
-        questions: how many.
-        acc: the choice with the largest log-likelihood, summed over its tokens, is the answer.
+        questions: the number of questions.
+        acc: the share of right answers if the choice with the largest log-likelihood, summed over its tokens, is the
+            answer.
         acc_norm: the same, with the sum divided by the choice's length in bytes of UTF-8.
     """
 
@@ -65,7 +74,13 @@ class ChoiceReport:
 
 @dataclass(frozen=True)
 class EncodedChoice:
-    """Tokens of the context and the choice, of which the last ``own`` are the choice's; its bytes in UTF-8."""
+    """The tokens of a context and a choice.
+
+    Attributes:
+        ids: all token ids.
+        own: the number of tokens at the end that belong to the choice.
+        bytes: the length of the choice in bytes of UTF-8.
+    """
 
     ids: list[int]
     own: int
@@ -85,9 +100,9 @@ def read_questions(source: str | Path) -> list[Question]:
 def encode_choices(question: Question, tokenizer: Tokenizer, most_tokens: int) -> list[EncodedChoice]:
     """Returns the tokens of each choice after its context.
 
-    Context and choice are encoded together, and the context alone; the additional tokens are the choice's.
+    Context and choice are encoded together, and the context alone; the choice's tokens are those after the context's.
 
-    Raises RequestError if a choice has no token of its own, or context and choice have more than ``most_tokens``.
+    Raises RequestError if a choice has no token of its own, or if context and choice have more than ``most_tokens``.
     """
     encoded = []
     for i, (context, whole) in enumerate(question.texts()):

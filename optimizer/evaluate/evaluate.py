@@ -1,4 +1,4 @@
-"""``evaluate``: a bundle on a text and on questions, alone or against another model."""
+"""``evaluate``: measures a bundle on a text and on questions, alone or against another model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .models import BundleModel, OpenOptions, ScoredModel, check_same_tokens, fi
 
 @dataclass(frozen=True)
 class TextReport:
-    """The bundle's predictions of a text, scored.
+    """The scores of a bundle's predictions of a text.
 
     Attributes:
         source: the file, or BUILT_IN.
@@ -48,12 +48,12 @@ class ComparisonReport:
     """The bundle's difference from a reference, over the text's scored tokens.
 
     Attributes:
-        against: the reference, as it was named.
-        nll, perplexity: the reference's own.
+        against: the reference, as the user named it.
+        nll, perplexity: those of the reference.
         kl_mean, kl_max: KL(reference || bundle) per token in nats.
         top1_agreement: share of the tokens for which both predict the same token as the likeliest.
         max_logit_difference: largest absolute difference of two logits.
-        choices: the reference's answers; None if no questions were asked.
+        choices: the reference's answers; None without questions.
     """
 
     against: str
@@ -78,7 +78,7 @@ class EvaluationReport:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json``."""
+        """Returns plain values for ``--json``."""
         return asdict(self)
 
 
@@ -183,7 +183,15 @@ def _read(
     chosen: Sequence[int],
     on_progress: Progress,
 ) -> tuple[Likelihood, Divergence]:
-    """Reads the chosen windows by both models, one at a time; without a reference the divergence stays empty."""
+    """Reads windows of a text with both models, one window at a time. Without a reference the divergence stays empty.
+
+    Args:
+        model, reference: the models; None for no reference.
+        ids: the tokens of the text.
+        windows: the division of the text.
+        chosen: the indices of the windows to read.
+        on_progress: called after each window.
+    """
     likelihood = Likelihood()
     divergence = Divergence(likelihood, Likelihood())
     count, every = len(chosen), list(windows.steps(ids))

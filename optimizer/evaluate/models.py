@@ -25,7 +25,7 @@ class ScoredModel(Protocol):
     """An open bundle or source model that computes logits.
 
     Attributes:
-        path: the user's text.
+        path: the path, as the user named it.
         name: the model's name.
         vocab_size, context_length: as in ModelInfo.
     """
@@ -40,7 +40,7 @@ class ScoredModel(Protocol):
         """The model's tokenizer; None if it has none."""
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
-        """Logits after every token: [S] -> [S, V] float32."""
+        """Returns the logits after every token: [S] -> [S, V] float32."""
 
     def close(self) -> None:
         """Frees the memory."""
@@ -48,7 +48,7 @@ class ScoredModel(Protocol):
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """The arguments of LLM with these names, for a bundle that is opened."""
+    """Options for opening a bundle: the arguments of LLM with these names."""
 
     threads: int = 0
     memory: str | int | None = None
@@ -116,9 +116,9 @@ def open_reference(
 
 
 def check_same_tokens(model: ScoredModel, reference: ScoredModel, texts: Sequence[str]) -> None:
-    """Raises RequestError if two models can't be compared: other vocabularies, or other tokens for these texts.
+    """Raises RequestError if two models have different vocabularies, or different tokens for ``texts``.
 
-    A model without a tokenizer of its own takes the other's tokens.
+    A model without a tokenizer of its own uses the other's.
     """
     hint = "Compare models that share their vocabulary and tokenizer."
     if model.vocab_size != reference.vocab_size:

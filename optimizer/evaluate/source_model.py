@@ -21,11 +21,11 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 
 
 class SourceModel:
-    """A ``SourceRunner`` with its tokenizer. See ScoredModel.
+    """A source model that transformers runs, with its tokenizer. It implements ``ScoredModel``.
 
     Args:
         path: a Hugging Face directory or a GGUF file.
-        threads: of torch, for the whole process; 0 leaves them as they are.
+        threads: threads of torch, for the whole process; 0 leaves them as they are.
 
     Raises:
         SourceError, UnsupportedModelError: as for an export.
@@ -44,7 +44,7 @@ class SourceModel:
         self.tokenizer = Tokenizer(self.files) if self.files is not None and self.files.tokenizer_json else None
         eos = None if self.tokenizer is None else self.tokenizer.eos_token_id
         self.info = model_info(model, describe_source(path).name, own_context_length(model.config), generation, eos)
-        """The model's description, as a bundle of it would have it."""
+        """The model's description, the same as in a bundle of it."""
         self.name = self.info.name
         self.vocab_size = self.info.vocab_size
         self.context_length = self.info.context_length
@@ -55,7 +55,7 @@ class SourceModel:
         return logits
 
     def close(self) -> None:
-        """Drops the weights."""
+        """Frees the weights."""
         del self._runner
 
 

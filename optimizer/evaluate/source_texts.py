@@ -17,12 +17,14 @@ from .source_model import source_tokenizer_files
 
 
 class SourceTexts:
-    """A ``PooledRunner`` with its tokenizer. See TextModel.
+    """A source model of vectors, scores or classes that transformers runs, with its tokenizer.
+
+    It implements ``TextModel``.
 
     Args:
         path: a Hugging Face directory.
         section: the [pooling] of the bundle's recipe.
-        threads: of torch, for the whole process; 0 leaves them as they are.
+        threads: threads of torch, for the whole process; 0 leaves them as they are.
 
     Raises:
         SourceError, UnsupportedModelError: as for an export.
@@ -42,5 +44,5 @@ class SourceTexts:
         return [self._runner.rows(text) for text in texts]
 
     def close(self) -> None:
-        """Drops the weights."""
+        """Frees the weights."""
         del self._runner

@@ -27,7 +27,7 @@ class TextModel(Protocol):
     """An open model that computes whole texts.
 
     Attributes:
-        path: the user's text.
+        path: the path, as the user named it.
         name: the model's name.
         context_length: the most tokens of a text.
     """
@@ -38,11 +38,11 @@ class TextModel(Protocol):
 
     @property
     def task(self) -> PooledTask | None:
-        """None for a model that generates text."""
+        """The model's task, such as "embed"; None for a model that generates text."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """None if it has none of its own."""
+        """The model's tokenizer; None if it has none of its own."""
 
     def results(self, texts: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns the results of texts of token ids, without an activation or normalization: [1, E] or [S, C] each."""
@@ -52,7 +52,9 @@ class TextModel(Protocol):
 
 
 class BundleTexts:
-    """A bundle of a model that computes whole texts. See TextModel. Raises the errors of LLM.
+    """A bundle of a model that computes whole texts, with the interface of ``TextModel``.
+
+    Opening it raises the errors of LLM.
 
     Attributes:
         section: the [pooling] of its recipe.

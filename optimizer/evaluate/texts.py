@@ -1,4 +1,4 @@
-"""``evaluate_texts``: a bundle's vectors, scores or classes of texts, beside those of another model."""
+"""``evaluate_texts``: compares a bundle's vectors, scores or classes of texts with those of another model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .models import OpenOptions
 from .text_models import BundleTexts, TextModel, open_text_reference
 
 MOST_TEXTS = 2000
-"""The most texts that are compared: metrics of pairs take their square."""
+"""The most texts that are compared: the time for metrics of pairs grows with the square."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TextsReport:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json``."""
+        """Returns plain values for ``--json``."""
         return asdict(self)
 
 
@@ -122,7 +122,7 @@ def evaluate_texts(
 
 
 def _same_task(model: BundleTexts, reference: TextModel) -> PooledTask:
-    """Returns the task of both. Raises RequestError if they differ."""
+    """Returns the task that both models have. Raises RequestError if they have different ones."""
     if model.task is None or model.task != reference.task:
         kinds = [one.task or "text generation" for one in (reference, model)]
         raise RequestError(
@@ -133,7 +133,10 @@ def _same_task(model: BundleTexts, reference: TextModel) -> PooledTask:
 
 
 def _check_sizes(model: BundleTexts, reference: TextModel, size: int, expected: int) -> None:
-    """Raises RequestError if the two models give another number of numbers for a text."""
+    """Raises RequestError if the results of the two models for a text have different sizes:
+
+    ``size`` and ``expected``.
+    """
     if size != expected:
         raise RequestError(
             f"against: {reference.path} gives {expected} numbers for a text, {model.path} {size}",

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 200
 
 KEEPS_BLOCKS = "gguf"
-"""The recipe of a GGUF file whose matrices are quantized, where none is named."""
+"""The default recipe of a GGUF file with quantized matrices. It keeps the file's integers."""
 AS_QUANTIZED = f"{KEEPS_BLOCKS}, as the file is quantized"
-"""The text that a user sees for ``KEEPS_BLOCKS``."""
+"""The reason for ``KEEPS_BLOCKS`` that a user sees."""
 FOR_MODELS = "int8"
-"""The recipe of a model that a command runs, where the file has none and none is named."""
+"""The default recipe of a model that a command runs, if the file itself implies none."""
 NOT_QUANTIZED = f"{FOR_MODELS}, as no recipe is named and the model isn't a quantized GGUF file"
 
 
@@ -66,9 +66,9 @@ class ExportArguments:
         return ModelSource(self.source, parse_adapters(self.lora))
 
     def inputs(self, loaded: Recipe | None) -> Inputs:
-        """Returns the files and folders of the arguments, by description; none of them may be overwritten.
+        """Returns description -> file or folder, for everything that the export reads and must not overwrite.
 
-        ``loaded``: the recipe, which may have paths too.
+        ``loaded``: the recipe, which may name files too; None if there is none.
         """
         buckets = None if loaded is None else loaded.buckets
         return {
@@ -82,8 +82,7 @@ class ExportArguments:
 
 
 def with_own_recipe(given: ExportArguments, progress: Progress) -> ExportArguments:
-    """Adds the recipe that keeps a file's integers, if no recipe is passed and a source on this disk has quantized
-    blocks.
+    """Adds the recipe ``KEEPS_BLOCKS`` if no recipe is passed and the source on this disk has quantized blocks.
 
     A recovery has a recipe of its own. ``progress`` is called with the stage "recipe" if the recipe is added.
     """

@@ -104,7 +104,7 @@ def compile_model(
 
 
 def _partial(report: ExportReport, written: Written) -> PartialExportError:
-    """Makes the error of a bundle that lacks some of the targets that it was exported for."""
+    """Returns the error for a bundle that lacks some of the requested targets."""
     error = PartialExportError(
         "; ".join(
             f"target {name} failed: {e.message.removeprefix(f'target {name}: ')}" for name, e in written.failed.items()

@@ -55,24 +55,24 @@ from enginewright.runtime.shared.errors import CapacityError, RequestError
 from .report import ExportReport
 
 MOST_BYTES = 8 << 30
-"""The most bytes of all entries together; and no more than a tenth of what is free on the disk."""
+"""The most bytes of all entries together; a tenth of the disk's free space if that is less."""
 
 LEAST_SOURCE_BYTES = 32 << 20
-"""A smaller source is exported again as quickly as it is looked up."""
+"""The size of a source from which on its exports are cached. A smaller one is exported as fast as it is looked up."""
 
 FORMAT = 1
 _CHUNK = 4 << 20
 _ENTRY, _BUNDLE = "entry.json", "bundle"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _LEFT_AFTER = 24 * 3600.0
-"""Seconds after which an entry that nobody finished is taken for a killed export's."""
+"""The seconds after which an unfinished entry counts as the remains of a killed export."""
 
 _BESIDE = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
     *("chat_template.jinja", "chat_template.json"),
 )
-"""Files beside a GGUF file that libraries may look at."""
+"""Files next to a GGUF file that libraries may read."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Entry:
 
 
 class KeptExports:
-    """The folder of entries. ``root`` is None where there is no home for it: then nothing is kept, or found."""
+    """The folder of entries. If ``root`` is None, because the user has no home folder, nothing is cached or found."""
 
     def __init__(self, root: Path | None) -> None:
         self.root = root
@@ -147,9 +147,11 @@ class KeptExports:
         return freed
 
     def take(self, key: str, folder: Path) -> Entry | None:
-        """Copies the files of an entry into the empty ``folder``, hashing each; None where there is no such entry.
+        """Copies the files of an entry into the empty ``folder``, and checks their hashes.
 
-        A damaged entry is removed. Raises OSError where ``folder`` can't be written.
+        Returns None if there is no such entry.
+
+        A damaged entry is removed. Raises OSError if ``folder`` can't be written.
         """
         entry = self._read(key)
         if self.root is None or entry is None:
@@ -279,7 +281,7 @@ class KeptExports:
 
 
 def no_room(root: Path | None, what: str) -> CapacityError:
-    """Returns the error of a cache whose disk is full; ``what`` continues the sentence "hasn't the room ..."."""
+    """Returns the error of a cache whose disk is full. ``what`` continues the sentence "FOLDER hasn't the room ..."."""
     return CapacityError(
         f"{root} hasn't the room {what}",
         hint="Run `optimize cache clear`, free space on that disk, or set XDG_CACHE_HOME to a folder on another one.",
@@ -437,8 +439,9 @@ def _foreign() -> set[str]:
 
 @cache
 def _our_code() -> str:
-    """Returns a hash of every file of the package, sources and compiled ones, because a working tree can change at a
-    version.
+    """Returns a hash of all files of the package, sources and compiled ones.
+
+    The version isn't enough for a working tree.
     """
     digest = hashlib.sha256()
     sources = {
@@ -450,7 +453,7 @@ def _our_code() -> str:
 
 
 def _sources(root: str) -> list[str]:
-    """Files below a folder, through the links that a working tree has in place of the parts."""
+    """Returns the files below a folder. Links, by which a working tree has the parts of the package, are followed."""
     return [
         os.path.relpath(os.path.join(folder, name), root)
         for folder, folders, names in os.walk(root, followlinks=True)
@@ -460,10 +463,10 @@ def _sources(root: str) -> list[str]:
 
 
 def _versions(targets: Iterable[str]) -> dict[str, str | None]:
-    """Returns the versions of the packages required by this package, its extra "export" and the targets.
+    """Returns package -> version, for all packages on which an export to ``targets`` depends.
 
-    A target's own extra has its name. Other extras that share a package with it, as those for other builds of a library
-    do, count too. No other installed package changes the result.
+    These are the requirements of this package, of its extra "export", and of the extras of the targets. An extra that
+    shares a package with a target's, such as one for another build of a library, counts too.
     """
     extras: dict[str, set[str]] = {}
     for line in metadata.requires("enginewright") or []:

@@ -12,15 +12,15 @@ from enginewright.runtime.shared.memory import parse_size, return_large_blocks_a
 from .report import MemoryReport
 
 LEAST_ROOM = 64 << 20
-"""Bytes that the export of the smallest model takes in addition to the process's own."""
+"""The bytes that the export of the smallest model needs in addition to the process's present memory."""
 
 _SHARE = 4
-"""Weights that are kept take a quarter of the budget; activations and what is being computed need the rest."""
+"""The share of the budget for weights that are kept. Activations and computed weights need the rest."""
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Most bytes that the process may have resident; None: no limit."""
+    """The most bytes of resident memory of the process; None for no limit."""
 
     limit: int | None
 
@@ -30,7 +30,7 @@ class MemoryLimit:
 
         Raises:
             RequestError: it isn't a size.
-            CapacityError: the process already uses as much, or nearly; the text has the least limit.
+            CapacityError: the process already uses that much, or nearly; the text has the least possible limit.
         """
         if value is None:
             return MemoryLimit(None)
@@ -59,7 +59,7 @@ class MemoryLimit:
         return None if budget is None else budget // _SHARE
 
     def report(self) -> MemoryReport | None:
-        """Reports if the limit was kept, after the work is done; None without a limit."""
+        """Returns a report of the peak memory against the limit, after the work is done; None without a limit."""
         if self.limit is None:
             return None
         peak = peak_rss_bytes()

@@ -23,7 +23,13 @@ from enginewright.plugins.emit.engine_report import EngineReport
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """The limit that was set, and the process's largest resident size, from the system, mapped files included."""
+    """The limit of memory and the process's largest resident size, in bytes.
+
+    Attributes:
+        limit: the limit.
+        peak: the largest resident size, by the system's count, mapped files included.
+        kept: True if the limit wasn't exceeded.
+    """
 
     limit: int
     peak: int
@@ -94,5 +100,5 @@ class ExportReport:
     source_warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json`` and report/report.json."""
+        """Returns plain values for ``--json`` and report/report.json."""
         return asdict(self)

@@ -105,7 +105,8 @@ class ExportRequest:
         )
 
     def of(self, source: Path) -> ExportRequest:
-        """Returns the request with its source on this disk, and with the source's recipe if none was passed.
+        """Returns the request with its source at ``source`` on this disk, and with the source's own recipe if none was
+        passed.
 
         Raises the errors of ``from_arguments``, if that recipe and the other arguments conflict.
         """

@@ -41,7 +41,7 @@ class Rewritten:
 
 
 OF_ONE_TARGET = (TargetError, UnsupportedModelError, PassError, MissingDependencyError)
-"""Errors in the passes or the emitter of one target, which leave the other targets of an export as they are."""
+"""The errors in one target's passes or emitter that don't stop the export of the other targets."""
 
 
 def first_of(failed: Mapping[str, EnginewrightError]) -> EnginewrightError:

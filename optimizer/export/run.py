@@ -1,6 +1,6 @@
-"""``export``: a model in, a bundle out.
+"""``export``: compiles a model into a bundle.
 
-Arguments are looked at first: torch and transformers take seconds to import, and are only once there is work for them.
+Arguments are checked first. torch and transformers take seconds to import, so they are imported only after that.
 """
 
 from __future__ import annotations

@@ -71,20 +71,20 @@ if TYPE_CHECKING:
     from enginewright.optimizer.capture.hub import Listing
 
 _FEW_BITS = 6.5
-"""Bits a weight, scales included, up to which a file's weights were rounded to 4 or 5 bits, some of them to 6."""
+"""The bits per weight, scales included, up to which a file counts as rounded to 4 or 5 bits (some weights to 6)."""
 
 _SHORTEST_STEP = 1e-3
-"""Seconds of a decode step below which fusions aren't timed: a model for tests."""
+"""The seconds of a decode step below which fusions aren't timed, as for models for tests."""
 
 _TOOLS = ("enginewright", "torch", "transformers")
-"""Distributions that every export is made with."""
+"""The Python packages that take part in every export."""
 
 _WIDEST = 4
-"""Bytes of a number in a bundle: 64-bit ones of the program become 32-bit ones."""
+"""The most bytes of a number in a bundle. 64-bit numbers of the program are stored with 32 bits."""
 
 
 class Clock:
-    """Seconds by the name of a stage, each from the end of the one before."""
+    """Measures the seconds of each stage: the time since the end of the stage before it."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -96,7 +96,7 @@ class Clock:
         return time.perf_counter() - self.start
 
     def end(self, name: str, elsewhere: float = 0.0) -> None:
-        """Ends the stage ``name``, of whose time ``elsewhere`` seconds are counted as the stage "measure"."""
+        """Ends the stage ``name``. ``elsewhere``: the seconds of it that are counted as the stage "measure"."""
         self.seconds["measure"] = self.seconds.get("measure", 0.0) + elsewhere
         self.seconds[name] = self.elapsed - sum(self.seconds.values())
 
@@ -144,9 +144,9 @@ def find_model(request: ExportRequest, revision: str | None, listed: Listing | N
 
 
 def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
-    """Warns, before the work, if a recipe makes 4-bit integers of a file's weights that already have few bits.
+    """Warns, before the work, if a recipe rounds weights of a file with few bits to other 4-bit integers.
 
-    Rounding them a second time, to other integers than the file has, makes small models worse.
+    The second rounding makes small models worse.
     """
     if source.is_dir() or recipe.weights.default.storage != "int4" or recipe.weights.keep_blocks:
         return
@@ -333,7 +333,7 @@ def write_bundle(
 
 
 def _write_scales(program: Program, writer: BundleWriter) -> None:
-    """Writes the scales and rotations of channels, for adapters that were trained on the source; no step reads them."""
+    """Writes the scales and rotations of channels. No step reads them: they are for adapters trained on the source."""
     scaling = scaling_of(program, calls_of(program))
     for value, scale in scaling.scales.items():
         writer.weights().add(f"{value.path}.{value.what}_scale", scale)
@@ -437,10 +437,13 @@ def _manifest(model: OpenModel, info: ModelInfo, rewritten: Rewritten, targets: 
 
 
 def _check_disk(programs: Sequence[Program], output: Path) -> None:
-    """Fails now rather than after minutes of writing; the writer still reports a disk that fills up meanwhile.
+    """Raises CapacityError before minutes of writing if the disk is too full.
+
+    The writer reports a disk that fills up later.
 
     Args:
-        programs: of the targets, in their order. What a later one stores as the first does is stored once.
+        programs: the programs of the targets, in their order. A weight that two of them store alike is stored once.
+        output: the folder of the bundle.
     """
     first, *others = programs
     needed = sum(_bytes_of(first.weights[name]) for name in first.weights)
@@ -458,7 +461,7 @@ def _bytes_of(expr: WeightExpr) -> int:
 
 
 def _packed_weights(program: Program) -> list[str]:
-    """Returns the names of weights that each target packs differently: matrices of products, not only of lookups."""
+    """Returns the names of weights that each target stores in a layout of its own: those of products."""
     tables = (torch.ops.ew.embedding.default, torch.ops.ew.quantized_embedding.default)
     return list(
         dict.fromkeys(

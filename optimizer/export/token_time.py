@@ -1,4 +1,4 @@
-"""The time of a token of a finished bundle, where the budget has one."""
+"""Measures the time of a token of a finished bundle, if the recipe's budget limits it."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ _MOST_ERROR = 64 << 10
 _MOST_DOCUMENT = 16 << 20
 _MOST_LINE = 4 << 20
 _LENGTHS = {"content-length", "transfer-encoding"}
-"""Headers that say where a body ends; without them it ends with the connection."""
+"""Headers that state where a body ends. Without them it ends with the connection."""
 _MESSAGE = 200
-"""Characters of a server's message that are kept."""
+"""The most characters of a server's error message that are stored."""
 
 
 class _Delta(msgspec.Struct):
@@ -78,15 +78,15 @@ class Answer:
 
     Attributes:
         leave_after: the number of pieces of text after which the client closes the connection; None to stay.
-        keep_text: True to keep the pieces of text.
+        keep_text: True to store the pieces of text.
         status: the status of the response.
         error: the kind of error, such as "http 429"; None if there is none.
-        message: the message of the error, as the server worded it.
+        message: the server's message of the error.
         first, last: times of the first and the last piece of text, in seconds; None without text.
         gaps: seconds between pieces of text.
         pieces: the number of pieces with text.
         vectors: the number of vectors of a response for embeddings.
-        left: True if the client has closed the connection, as it was to do.
+        left: True if the client has closed the connection, because of ``leave_after``.
         texts: the pieces of text, if ``keep_text``.
         document: the body of a response that isn't a stream.
         heard: the time of the last byte.
@@ -190,12 +190,12 @@ class Answer:
             self.fail("empty", "an answer without text")
 
     def not_streamed(self) -> None:
-        """Fails if the response is a document. Called for a request that asked for a stream."""
+        """Sets an error if the response isn't a stream, for a request that asked for one."""
         if self.error is None and not self._streams:
             self.fail("not a stream", _said(self.document))
 
     def read_vectors(self) -> None:
-        """Counts the vectors of a response for embeddings. Fails if it is another document."""
+        """Counts the vectors in a response for embeddings. Sets an error if it has none."""
         if self.error is None and not self.left:
             try:
                 answer = _vectors(self.document)
@@ -212,7 +212,7 @@ class Answer:
 
 
 def _said(error: object) -> str:
-    """Returns the message of a server's error, a document or a decoded part of one, in OpenAI's form or another."""
+    """Returns the message in a server's error document, or in a decoded part of one, in OpenAI's form or another."""
     if isinstance(error, bytes):
         try:
             decoded = msgspec.json.decode(error)
@@ -352,12 +352,12 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Sends requests to one server. Errors of the server raise nothing: the answer has them.
+    """Sends requests to one server. Errors of the server aren't raised: they are in the ``Answer``.
 
     Args:
-        url: of the server, with or without /v1.
-        api_key: sent as a bearer.
-        timeout: seconds without a byte of the server, after which a request has failed.
+        url: the server's address, with or without /v1.
+        api_key: the key, which is sent as a bearer token.
+        timeout: seconds without a byte from the server after which a request has failed.
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 120.0) -> None:

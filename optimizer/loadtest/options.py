@@ -49,7 +49,10 @@ class Lengths:
 
 
 def parse_lengths(text: str | int, option: str) -> Lengths:
-    """Raises RequestError naming the option."""
+    """Parses an option: "128", "20-200", "lognormal:100:0.5" (median and sigma), or a file with a length in each line.
+
+    Raises RequestError naming the option.
+    """
     text = str(text).strip()
     number = r"(\d+(?:\.\d+)?)"
     if (match := re.fullmatch(r"(\d+)(?:-(\d+))?", text)) is not None:
@@ -74,7 +77,10 @@ def parse_lengths(text: str | int, option: str) -> Lengths:
 
 @dataclass(frozen=True)
 class Goals:
-    """Most seconds to the first token, for each further one, and to the end; None: any."""
+    """Goals for a request's times: the most seconds to the first token, for each further token, and to the end.
+
+    None means no goal.
+    """
 
     ttft: float | None = None
     tpot: float | None = None
@@ -88,8 +94,17 @@ class Goals:
 
 @dataclass(frozen=True)
 class RequestClass:
-    """A kind of requests. ``share``: of all; ``leave``: share of its clients that leave before the end; ``body``:
-    further fields of its requests' bodies; ``texts``: of a request for embeddings, each as long as a prompt."""
+    """A kind of requests.
+
+    Attributes:
+        name: its name.
+        share: its share of all requests.
+        prompt, answer, turns: the lengths of prompts, of answers, and of conversations in turns.
+        texts: the number of texts of a request for embeddings, each as long as a prompt.
+        leave: the share of its clients that leave before the end.
+        goals: the goals for its times.
+        body: further fields of its requests' bodies.
+    """
 
     name: str = ""
     share: float = 1.0
@@ -146,8 +161,9 @@ def _checked(one: RequestClass, where: str) -> RequestClass:
 
 @dataclass(frozen=True)
 class Burst:
-    """``factor`` times the rate for ``on`` of every ``every`` seconds, and a lower rate otherwise, so that the mean is
-    kept.
+    """Bursts of requests: ``factor`` times the mean rate for ``on`` of every ``every`` seconds.
+
+    Between bursts the rate is lower, so that the mean stays the same.
     """
 
     factor: float = 5.0

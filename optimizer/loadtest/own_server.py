@@ -1,4 +1,4 @@
-"""A server of our own for the time of a load test, where a bundle is named instead of an address."""
+"""Starts a server of our own for a load test of a bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO, Any
 from enginewright.runtime.shared.errors import EnginewrightError
 
 _MOST_TOLD = 400
-"""Characters of what a server said before it ended."""
+"""The most characters of a server's last output that an error quotes."""
 
 
 def start(*arguments: str | Path, errors: IO[str] | None = None) -> tuple[subprocess.Popen[str], dict[str, Any]]:

@@ -35,7 +35,7 @@ def panels(result: LoadResult) -> list[Panel]:
 
 
 def _times(result: LoadResult) -> Panel | None:
-    """Returns a chart of percentiles: the share of requests up to each time; dashed lines are the goals."""
+    """Returns a chart with the share of requests up to each time. Dashed lines are the goals."""
     goals = None if result.figures.goodput is None else vars(result.figures.goodput.goals)
     values = {
         name: [v for one in result.records if (v := of(one)) is not None and v > 0] for name, (_, of) in _TIMES.items()
@@ -77,7 +77,7 @@ def _tokens(result: LoadResult) -> Panel | None:
 
 
 def _first_tokens(result: LoadResult) -> Panel | None:
-    """Times to the first token over the time of the test, by when requests were due."""
+    """Returns a chart of the times to the first token, by the time at which requests were due."""
     width = result.seconds / _INTERVALS
     lines: list[tuple[str, list[Point]]] = [("median", []), ("largest", [])]
     for i in range(_INTERVALS if result.seconds else 0):
@@ -91,7 +91,7 @@ def _first_tokens(result: LoadResult) -> Panel | None:
 def _over_time(
     title: str, seconds: float, lines: Sequence[tuple[str, Sequence[Point]]], written: Callable[[float], str]
 ) -> Panel:
-    """Lines over the time of the test, both axes from 0."""
+    """Returns a chart of lines over the time of the test. Both axes begin at 0."""
     most = _round_up(max((y for _, values in lines for _, y in values), default=1.0) or 1.0)
     series = tuple(
         Series(

@@ -21,7 +21,7 @@ _BUSY = 0.7
 """The share of a core from which on the load tool itself may limit the rate."""
 
 _LATE = 0.01
-"""Seconds by which requests may be sent late before the result has a note about it."""
+"""The delay in sending requests, in seconds, from which on the result has a note about it."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Goodput:
 
     Attributes:
         goals: the goals.
-        asked: requests whose clients stayed; failed ones missed the goals.
-        met: those that met all goals.
-        per_second: the rate of these.
+        asked: the number of requests whose clients stayed; failed ones missed the goals.
+        met: the number of requests that met all goals.
+        per_second: the rate of requests that met all goals.
     """
 
     goals: Goals

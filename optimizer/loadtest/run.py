@@ -32,20 +32,21 @@ _OTHER_APIS = {
     "completions": "Or pass --api chat.",
     "embeddings": "Or leave --embed out for a model that writes text.",
 }
-"""API -> the hint of an error where a server refuses it."""
+"""API -> the hint for an error with which a server refuses it."""
 _SHOWN_EVERY = 0.2
 
 
 @dataclass(slots=True)
 class Record:
-    """The record of one request. Times are in seconds from the start; ``gaps`` are between pieces of its answer.
+    """The record of one request. Times are in seconds from the start of the test.
 
     Attributes:
-        due: the time at which it should have been sent; ``sent``: the time at which it was.
+        due, sent: the time at which it should have been sent, and the time at which it was.
         error: the kind of error; None if there is none.
+        gaps: seconds between pieces of its answer.
         tokens: tokens of the answer by the server's count, or pieces if the server doesn't report tokens.
-        texts: texts that got a vector, of a request for embeddings.
-        unfinished: it was abandoned when the test was interrupted.
+        texts: the number of texts that got a vector, in a request for embeddings.
+        unfinished: True if it was abandoned when the test was interrupted.
     """
 
     conversation: int
@@ -90,14 +91,14 @@ class Record:
         return self.end - self.due if self.whole else None
 
     def to_json(self) -> dict[str, Any]:
-        """Makes a line of the file of requests."""
+        """Returns the request's line of the file of requests, as plain values."""
         fields = {name: getattr(self, name) for name in self.__slots__ if name != "gaps"}
         return fields | {"ttft": self.ttft, "tpot": self.tpot, "end_to_end": self.end_to_end}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A load test that has ended. ``counted``: whether the server said how many tokens its answers have."""
+    """A load test that has ended. ``counted``: True if the server reported the number of tokens of its answers."""
 
     model: str
     records: tuple[Record, ...]
@@ -157,7 +158,7 @@ class LoadRun:
             gc.unfreeze()
 
     async def _prepare(self) -> str:
-        """Finds out the model and which fields the server takes, by a request that isn't counted."""
+        """Finds out the model's name and the fields that the server accepts, by a request that isn't counted."""
         options = self._options
         _raise_file_limit()
         model = options.model
@@ -189,7 +190,14 @@ class LoadRun:
         return model
 
     def _body(self, turn: Turn, more: Mapping[str, Any], said: list[Any], prefix: str) -> bytes:
-        """Returns a request's body. ``said``: texts of the user and the model alternately, the last one the user's."""
+        """Returns a request's body.
+
+        Args:
+            turn: the turn.
+            more: further fields.
+            said: the texts of user and model in turn; the last one is the user's.
+            prefix: the text before the first prompt.
+        """
         if self._embeds:
             texts = [turn.prompt] if isinstance(turn.prompt, str) else turn.prompt
             return encode({**self._head, "input": [f"{prefix} {one}" if prefix else one for one in texts], **more})
@@ -233,7 +241,10 @@ class LoadRun:
         self._done += 1
 
     async def _turns(self, conversation: Conversation, due: float) -> None:
-        """Asks one turn after the other, each ``think`` seconds after the answer to the one before it."""
+        """Sends the turns of a conversation, each ``think`` seconds after the answer to the one before it.
+
+        ``due``: the time of the first turn.
+        """
         messages: list[Any] = []
         for number, turn in enumerate(conversation.turns):
             messages.append(turn.prompt)
@@ -275,14 +286,14 @@ class LoadRun:
         self._records.append(record)
 
     def _read(self, answer: Answer) -> None:
-        """Fails an answer that isn't of the kind that was asked for."""
+        """Sets an error if an answer isn't of the requested kind."""
         if self._embeds:
             answer.read_vectors()
         else:
             answer.not_streamed()
 
     async def _show(self) -> None:
-        """Says how far it is, now and then."""
+        """Reports the progress from time to time."""
         seconds, total = self._options.seconds, self._workload.total
         while True:
             await asyncio.sleep(_SHOWN_EVERY)

@@ -23,7 +23,7 @@ REQUESTS = 100
 
 _MOST_TRACE_BYTES = 1 << 30
 _HASH_BLOCK = 512
-"""Tokens of a block that an entry of ``hash_ids`` names, in Mooncake's traces."""
+"""The tokens of a block that one entry of ``hash_ids`` stands for, in Mooncake's traces."""
 
 _WORDS = """
 the of and to in is it you that he was for on are with as his they be at one have this from or had by not word
@@ -40,7 +40,7 @@ hard start might story saw
 """
 
 WORDS = tuple(_WORDS.split())
-"""Common words. Most tokenizers have a token for each, so a number of words is about that number of tokens."""
+"""Common words. In most tokenizers each is one token, so that n words are about n tokens."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,10 @@ class Workload:
 
     Attributes:
         rows: the lines of the trace; empty without one.
-        is_open: True if conversations begin at given times; False if each of ``clients`` begins one after another.
+        is_open: True in an open loop, where conversations begin at planned times; False in a closed one, where each of
+            ``clients`` clients begins one after the other.
         clients: the number of clients of a closed loop; 0 in an open one.
-        total: the number of conversations; None for as many as there is time for.
+        total: the number of conversations; None for as many as the time of the test allows.
 
     Raises:
         RequestError: the trace can't be read, or has no times where they are needed.
@@ -131,7 +132,7 @@ class Workload:
         ]
 
     def _total(self) -> int | None:
-        """Returns the number of conversations; None for as many as there is time for."""
+        """Returns the number of conversations; None for as many as the time of the test allows."""
         options = self.options
         total = options.requests
         if total is None and options.seconds is None:
@@ -165,9 +166,9 @@ class Workload:
                 at = self._after(at, rng.expovariate(1.0))
 
     def _after(self, at: float, due: float) -> float:
-        """Returns the time, from ``at`` on, at which the integral of the rate has grown by ``due``.
+        """Returns the time at which the integral of the rate, from the time ``at`` on, reaches ``due``.
 
-        With exponential values of ``due`` the times are a Poisson process of a varying rate.
+        With exponential values of ``due`` the times are a Poisson process with a varying rate.
         """
         rate, burst = self.options.rate or 0.0, self.options.burst
         fast = burst.factor * rate
@@ -212,12 +213,12 @@ class Workload:
         return Conversation(index, of_class, tuple(turns), prefix, at)
 
     def _prompt(self, rng: Random, words: int, blocks: tuple[int, ...]) -> str:
-        """Returns a prompt.
+        """Returns a prompt of random words.
 
         Args:
             rng: draws the words.
             words: the length of the prompt.
-            blocks: the numbers of the blocks that it begins with, of 512 words each: a number is always the same text.
+            blocks: the ids of the blocks of 512 words with which it begins. An id always stands for the same words.
         """
         seed = self.options.seed
         shared = [_text(Random(f"{seed}/block/{block}"), _HASH_BLOCK) for block in blocks[: words // _HASH_BLOCK]]

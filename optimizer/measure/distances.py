@@ -16,7 +16,7 @@ from enginewright.optimizer.shared.resources import THREADS
 from enginewright.runtime.shared.contracts import FloatArray, PooledTask
 
 _BLOCK = 1 << 17
-"""Logits in float64 at a time: 1 MiB, of which there are some five copies; they stay in a core's cache."""
+"""The number of float64 logits that are compared at a time: 1 MiB. Five or so copies then fit into a core's cache."""
 
 
 def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
@@ -162,7 +162,7 @@ class _Compared:
 
     @staticmethod
     def of_vectors(vectors: FloatArray, reference: FloatArray) -> _Compared:
-        """Compares vectors [b, E]: 1 - cosine in the place of the KL divergence."""
+        """Compares vectors [b, E]. The value 1 - cosine takes the place of the KL divergence."""
         x, y = vectors.astype(np.float64), reference.astype(np.float64)
         lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
         return _Compared(

@@ -28,7 +28,7 @@ _POOLINGS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": lambda rows: rows.mean(0),
     "weighted": lambda rows: torch.arange(1.0, len(rows) + 1) @ rows / sum(range(1, len(rows) + 1)),
 }
-"""The vector [H] of the hidden states [S, H] of a text's tokens."""
+"""Kind of pooling -> the function that returns the vector [H] of a text with the hidden states [S, H]."""
 
 
 class PooledRunner:

@@ -28,16 +28,19 @@ from enginewright.runtime.shared.errors import UnsupportedModelError
 from .lazy_weights import bring_weights_lazily, held, load_weights, placeholder
 
 KEEP_BYTES = 1 << 30
-"""Weights are read once and kept if they take no more than this as float32, together with the logits of ``ROWS``
-tokens of the source and of what is compared with it; otherwise they are read whenever they are used."""
+"""The most bytes of a model's weights, as float32, that are read once and kept in memory.
+
+They include the logits of ``ROWS`` tokens, of the source and of the model that is compared with it. Weights of larger
+models are read at each use.
+"""
 
 ROWS = 64
-"""Tokens whose logits are compared at a time."""
+"""The number of tokens whose logits are compared at a time."""
 
 _TIMED_CONTEXT, _TIMED_SECONDS = 32, 0.4
-"""Tokens in the cache of decode steps, and how long these are timed with each number of threads."""
+"""The tokens in the cache of timed decode steps, and the seconds of timing with each number of threads."""
 _LEAST_TIMED = 20_000_000
-"""Parameters of a model that is worth timing: smaller ones are for tests."""
+"""The fewest parameters of a model that is timed. Smaller models are for tests."""
 
 
 class SourceRunner:

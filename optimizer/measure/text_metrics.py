@@ -1,6 +1,6 @@
-"""Metrics of the results for texts, beside those of a reference: vectors, scores and classes.
+"""Metrics of a model's results for texts, compared with a reference's: vectors, scores and classes.
 
-``METRICS`` declares them. Reports, commands and budgets have a metric by its name.
+``METRICS`` declares them. Reports, commands and budgets refer to a metric by its name.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from enginewright.runtime.shared.contracts import FloatArray, PooledTask
 from .distances import Divergence, divergence_of
 
 NEAREST = 10
-"""The number of results of a search."""
+"""The number of nearest texts that a search returns."""
 
 Results = Sequence[FloatArray]
-"""The results of some texts: [1, E] each, a vector or classes or a score, or [S, C] of the S tokens of a text."""
+"""The results of some texts: [1, E] each (a vector, classes, or a score), or [S, C] for the S tokens of a text."""
 Float64Array = npt.NDArray[np.float64]
 
 
@@ -70,8 +70,9 @@ def shown_metrics(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
 
 
 def comparable(values: FloatArray, reference: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Returns both arrays. If they have one column, a column of zeros is added: a score is the logit of one of two
-    classes.
+    """Returns both arrays in a form for a comparison of classes.
+
+    A single column is a score, the logit of one of two classes. So a column of zeros is added for the other one.
     """
     if values.shape[-1] > 1:
         return values, reference
@@ -104,7 +105,7 @@ def _unit(results: Results) -> Float64Array:
 
 
 class _Compared:
-    """A model's results and the reference's. Metrics share what several of them need."""
+    """The results of a model and of its reference, with intermediate values that several metrics share."""
 
     def __init__(self, results: Results, reference: Results) -> None:
         self.results, self.reference = results, reference
@@ -170,6 +171,8 @@ METRICS: Mapping[str, TextMetric] = {
     "kl_max": TextMetric("largest KL", _SCORES, 1, lambda c: c.divergence.kl_max, ".3e", at_most=True),
     "top1_agreement": TextMetric("same class", _SCORES, 1, lambda c: c.divergence.top1_agreement, ".2%"),
 }
-"""Metric -> its definition, in the order in which metrics are shown. The search finds the nearest of the other texts;
-the correlation is Spearman's, of the similarities of all pairs of texts or of the scores of texts.
+"""Metric -> its definition, in the order in which metrics are shown.
+
+A metric of search compares the nearest other texts. The correlation is Spearman's, of the similarities of all pairs of
+texts, or of the scores of texts.
 """

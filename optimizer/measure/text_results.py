@@ -12,7 +12,7 @@ from enginewright.runtime.shared.step_schema import CLASSES, POOLED, TYPES
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 LONGEST = 128
-"""The most tokens of a text of the package's file, which is cut."""
+"""The number of tokens to which texts of the package's file are cut."""
 
 BATCH = 8
 """The number of texts of a step."""

@@ -13,7 +13,7 @@ from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regul
 from enginewright.runtime.shared.errors import RequestError
 
 BUILT_IN = "built-in"
-"""Instead of a file: the text, or the questions, that come with the package."""
+"""The name, in place of a file, of the text or the questions that come with the package."""
 
 EVALUATION_TEXT = "evaluation_text.txt"
 """The file of the text that comes with the package."""

@@ -24,7 +24,8 @@ class Recovered:
 
     Attributes:
         weights: the trained weights.
-        recipe: the recipe whose shapes, formats and fitted pruned channels the weights have, if it isn't the export's.
+        recipe: the recipe by which the weights got their shapes, formats and pruned channels; None if it is the
+            export's.
     """
 
     weights: RecoveredWeights
@@ -42,10 +43,17 @@ def pass_context(
     recovered: Recovered | None = None,
     targets: Sequence[str] = (),
 ) -> PassContext:
-    """Makes the context of all passes of an export by ``recipe``; see ``PassContext`` for the rest.
+    """Returns the context of all passes of an export by ``recipe``. Other arguments are the fields of ``PassContext``.
 
-    ``progress`` gets the stage "layers". ``targets`` are all targets of the export, whose limits the passes heed; none
-    for a program that isn't lowered.
+    Args:
+        recipe: the recipe.
+        required: the names of passes that must match something.
+        calibration: token ids, [S] each.
+        scratch: a folder for computed weights.
+        progress: called with the stage "layers".
+        memory_budget: the most bytes of memory to use; None for no limit.
+        recovered: trained weights; None without a recovery.
+        targets: all targets of the export, whose limits the passes respect; () for a program that isn't lowered.
     """
     shapes = recipe if recovered is None else recovered.recipe
     cache = recipe.kv_cache.model_copy(update={"dtype": KV_FORMATS[recipe.cache].name})
@@ -64,10 +72,10 @@ def pass_context(
 
 
 def needs_tokens(recipe: Recipe, targets: Sequence[str]) -> bool:
-    """Returns True if a pass of an export needs calibration tokens, or a search for shapes before the passes does.
+    """Returns True if an export needs calibration tokens: for one of its passes, or for a search for shapes.
 
-    Asks every pass that the export would run: ours, those of other packages that the recipe turns on, and those of
-    ``targets``. Raises PassError if a pass of another package has no place, TargetError if one can't be loaded.
+    It asks every pass of the export: ours, those of other packages that the recipe turns on, and those of ``targets``.
+    Raises PassError if a pass of another package has no place, TargetError if one can't be loaded.
     """
     context = pass_context(recipe, frozenset(), (), scratch=None, progress=silent, targets=targets)
     passes = choose_passes(recipe.passes)[0]

@@ -48,14 +48,17 @@ from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.extensions import Extensible
 
 OPTIONAL = frozenset({"absorb_latent", "fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
-"""Passes that a recipe may turn off, besides those of targets; every other is needed to lower the program."""
+"""The passes, besides those of targets, that a recipe may turn off.
+
+Without any other one, the program can't be lowered.
+"""
 
 
 OF_CACHES = frozenset({"absorb_latent", "group_kv_heads", "lower_recurrence", "lower_attention"})
-"""Passes for programs with caches. A program that computes whole texts keeps attention as captured."""
+"""The passes for programs with caches. A program that computes whole texts keeps attention as captured."""
 
 EXTENSIONS = Extensible[type[Pass]]({}, "enginewright.passes", type)
-"""Passes of other packages, which run where a recipe turns them on, behind the pass that their ``after`` names."""
+"""Passes of other packages. If a recipe turns one on, it runs after the pass that its ``after`` names."""
 
 
 def default_pipeline() -> list[Pass]:
@@ -125,11 +128,13 @@ def default_pipeline() -> list[Pass]:
 
 
 def choose_passes(switches: dict[str, bool], *, caches: bool = True) -> tuple[list[Pass], frozenset[str]]:
-    """Returns the pipeline without passes that a recipe turns off, and the names of passes that must match.
+    """Returns the passes that a recipe doesn't turn off, and the names of passes that must match something.
 
-    ``switches`` is the recipe's ``passes`` table, whose names ``export`` has checked. ``caches`` False leaves out the
-    passes for caches. Passes of other packages are inserted; raises PassError if one should run after a pass that isn't
-    in the pipeline.
+    Args:
+        switches: the recipe's ``passes`` table, whose names ``export`` has checked.
+        caches: False leaves out the passes for caches.
+
+    Passes of other packages are inserted. Raises PassError if one should run after a pass that isn't in the pipeline.
     """
     passes = [p for p in left_on(default_pipeline(), switches) if caches or p.name not in OF_CACHES]
     for name in sorted(name for name, on in switches.items() if on and name in EXTENSIONS):

@@ -25,8 +25,9 @@ def _table() -> tuple[Shares, dict[str, Gpu]]:
 
 
 def _key(name: str) -> str:
-    """Returns the key of a name, such as "rtx4090" for "NVIDIA GeForce RTX 4090". Words such as PCIe are part of it:
-    such a card has other figures.
+    """Returns a normalized name of a GPU, such as "rtx4090" for "NVIDIA GeForce RTX 4090".
+
+    Words such as PCIe stay, because such a card has other figures.
     """
     return "".join(w for w in re.split(r"[\s_-]+", name.strip().lower()) if w not in ("nvidia", "geforce", "tesla"))
 

@@ -16,7 +16,7 @@ from enginewright.runtime.shared.errors import RequestError, TargetError
 from .options import parse_seconds
 
 MEMORY = "memory"
-"""The name of the shared memory of this machine, in which a gather copies nothing."""
+"""The name of this machine's shared memory as a link. Gathering copies nothing there."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def _table() -> tuple[float, dict[str, Link]]:
 
 
 def _key(name: str) -> str:
-    """Returns the key of a name, such as "ethernet100" for "Ethernet 100" and for its short names."""
+    """Returns a normalized name of a link, such as "ethernet100" for "Ethernet 100" and for its short names."""
     key = "".join(re.split(r"[\s_-]+", name.strip().lower()))
     key = re.sub(r"(gbit|gbe|gb|g)$", "", key)
     return re.sub(r"^(eth|roce)(?=\d)", "ethernet", re.sub(r"^(ib)?(hdr|ndr)$", r"infiniband\2", key))
@@ -65,8 +65,8 @@ _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def _rated(text: str) -> Link | None:
-    """Returns the link of a measured rate, such as "2.5gbit", or "100mbit+0.3ms" with the seconds of one way; None
-    otherwise.
+    """Returns the link with a stated rate, such as "2.5gbit" or "100mbit+0.3ms" (with its one-way latency); None for
+    other texts.
     """
     match = _RATE.fullmatch(text.strip().lower())
     if match is None:

@@ -42,7 +42,7 @@ from .programs import PlannedModel, PlannedProgram, planning_of, target_on
 from .result import BatchSpeed, DevicePlan, DeviceSection, Omitted, PlanResult, StepTime
 
 CHUNK = SchedulerConfig().prefill_tokens
-"""The most tokens of prompts in a step of ``LLM``."""
+"""The most prompt tokens of a step, as in ``LLM``."""
 
 
 _STEP_ROWS, _STEP_PROMPTS, _STEP_CONTEXT = (1, 4, 16, 64), (64, CHUNK), 128
@@ -164,7 +164,7 @@ def processes_waiting() -> float:
 
 
 def room_of(gpu: Gpu | None, options: PlanOptions, shares: Shares) -> int:
-    """Returns the bytes of a device's memory that weights, caches and the values of a step may take."""
+    """Returns the bytes of a device's memory for weights, caches and the values of a step."""
     if options.memory is not None:
         return options.memory
     return free_memory() if gpu is None else int(gpu.memory * shares.memory)
@@ -263,7 +263,7 @@ class Memory:
 
     @property
     def states_per_request(self) -> int:
-        """The bytes of a request's recurrent states, and of as many for its snapshots."""
+        """The bytes of a request's recurrent states, and the same again for its snapshots."""
         fixed = [group for group in self.program.cache_groups if kind_of(group).fixed]
         return bytes_for(fixed, 0, enough_for_windows(fixed, 1, CHUNK))
 
@@ -275,8 +275,9 @@ class Memory:
 
 
 def most_that(most: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to ``most`` that meets a condition; 0 if none does. Every smaller number has to
-    meet it too.
+    """Returns the largest number up to ``most`` for which ``holds`` returns True; 0 if there is none.
+
+    If it holds for a number, it must hold for every smaller one.
     """
     low, high = 0, most
     while low < high:
@@ -340,12 +341,12 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
 def largest_batch(
     requests: int, most: int, options: PlanOptions, tpot: Callable[[int], float], ttft: Callable[[int], float]
 ) -> tuple[int, str]:
-    """Returns the largest number of requests at a time that meets the goals, and the reason against more.
+    """Returns the largest number of requests at a time that meets the goals, and the limit of a larger one.
 
     Args:
         requests: the largest number that fits into memory, of at most ``most``.
         most: the largest number that is planned.
-        options: with the goals.
+        options: the options with the goals.
         tpot, ttft: the seconds of each token, and to the first one, by the number of requests at a time.
 
     Returns:
@@ -365,7 +366,7 @@ def largest_batch(
 
 
 def _steps(model: StepModel, context: int) -> tuple[StepTime, ...]:
-    """Returns the times of steps of some sizes: decoding alone, prompts alone, and both."""
+    """Returns the times of steps of some sizes: only decoding, only prompts, and both."""
     times, contexts = [], sorted({min(_STEP_CONTEXT, context), context})
     for rows in (0, *_STEP_ROWS):
         for prompt in (0, *_STEP_PROMPTS):

@@ -56,8 +56,9 @@ class PlannedModel:
     programs: tuple[PlannedProgram, ...]
 
     def programs_on(self, *, gpu: bool) -> tuple[PlannedProgram, ...]:
-        """Returns the programs for a GPU (or, without any, those of another target), or the programs for this
-        machine.
+        """Returns the programs for a GPU, or those for this machine.
+
+        For a GPU without programs of its own, they are another target's.
         """
         on_gpus = tuple(p for p in self.programs if p.target == target_on(gpu=True))
         others = tuple(p for p in self.programs if p.target != target_on(gpu=True))

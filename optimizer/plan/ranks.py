@@ -47,7 +47,7 @@ from .result import BatchSpeed, DeviceSection, Omitted
 
 FORMAT_VERSION = 1
 _PER_MACHINE = 8
-"""Ranks of a machine where links within and between machines are named."""
+"""The default number of ranks of a machine if two links are named, within and between machines."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Wires:
     float_bytes: int = 4
 
     def machine(self, rank: int) -> int:
-        """Gives the machine of a rank: neighbours are together."""
+        """Returns the index of the machine that has a rank. Consecutive ranks share a machine."""
         return rank // self.per_machine
 
     def waited(self, ranks: Sequence[int], at: int) -> float:
@@ -98,7 +98,7 @@ class Received:
     Attributes:
         op: ``all_gather``, ``gather_experts`` or ``receive``.
         where: the module that it belongs to, without the layer's number.
-        rows: T, or R.
+        rows: the number of rows: T, or R.
         inside, between: bytes for each row, from ranks of its own machine, and of others.
         waited: seconds in addition to the transfer of the bytes.
     """
@@ -111,7 +111,7 @@ class Received:
     waited: float
 
     def seconds(self, sizes: StepSizes, wires: Wires) -> float:
-        """Predicts how long the rank waits."""
+        """Predicts the seconds that the rank waits in this collective."""
         rows = sizes.at(self.rows)
         return self.waited + wires.seconds(rows * self.inside, rows * self.between)
 
@@ -147,7 +147,7 @@ def _element(operand: Operand, wires: Wires) -> float:
 
 
 def alone(program: LoweredProgram) -> LoweredProgram:
-    """Returns a rank's program without collectives, and with all buffers as its own: the work of its device."""
+    """Returns the work of a rank's device: its program without collectives, and with all buffers as its own."""
     without = {"receive": "inputs", "send": "outputs"}  # buffers between stages aren't a rank's
     steps = tuple(s.model_copy(update={without[s.op]: ()}) if s.op in without else s for s in program.steps)
     buffers = tuple(b.model_copy(update={"region": 0, "offset": None}) for b in program.buffers)
@@ -158,19 +158,19 @@ def alone(program: LoweredProgram) -> LoweredProgram:
 
 
 def _shape(program: LoweredProgram) -> Hashable:
-    """Returns a key that is equal for ranks that need as much memory, and compute as much."""
+    """Returns a key that is equal for programs with the same memory and the same work."""
     weights = sum(map(stored_bytes, program.weights))
     return weights, program.arena_bytes, tuple((g.name, g.planes, len(g.layers)) for g in program.cache_groups)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The ranks that compute some layers together.
+    """The ranks that compute the same layers together.
 
     Attributes:
         first, count: the first of its ranks, and their number.
-        programs: the programs of ranks that differ, without collectives.
-        waits: the data that each rank receives in a step, by equal collectives.
+        programs: the different programs of its ranks, without collectives.
+        waits: for each rank, the data that it receives in a step, by equal collectives.
     """
 
     first: int
@@ -197,7 +197,7 @@ def stages_of(parts: Sequence[LoweredProgram], how: Partition, wires: Wires) -> 
 
 
 class PartitionModel:
-    """The predicted times of a partition's steps. Steps of different requests are in different stages at a time.
+    """The predicted times of a partition's steps. At any time, the stages compute steps of different requests.
 
     Args:
         stages: the stages, in order.
@@ -283,12 +283,13 @@ class Collective:
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """One partition of one program on some devices; bytes and seconds.
+    """One partition of one program on some devices, in bytes and seconds.
 
     Attributes:
         partition: the partition, such as "tensor=4,pipeline=2".
-        weights: bytes of the rank with most; weights_total: of all ranks; weights_once: of the model without ranks.
-        kv_per_token, kv_total, kv_once: the same of keys and values for a token. Heads that can't be divided among the
+        weights, weights_total, weights_once: bytes of weights on the rank with most, on all ranks together, and of the
+            model without ranks.
+        kv_per_token, kv_total, kv_once: the same for keys and values of a token. Heads that can't be divided among the
             ranks are on several of them.
         received: bytes that the rank with most receives in a step of one token.
         meetings: collectives of a step, on the rank that has most.
@@ -411,7 +412,7 @@ def plan_ranks(source: str | Path, options: PlanOptions, progress: Progress = si
 
 
 def _cut_programs(model: PlannedModel) -> list[PlannedProgram]:
-    """Returns the programs that can be cut into ranks. Raises BundleError if there are none."""
+    """Returns the programs that can be divided among ranks. Raises BundleError if there are none."""
     programs = [p for p in model.programs if p.program is not None and p.target == target_on(gpu=False)]
     if not programs:
         why = "; ".join(f"{', '.join(p.recipes)}: {p.omitted}" for p in model.programs if p.omitted)
@@ -484,9 +485,12 @@ def _partitions(options: PlanOptions) -> list[Partition]:
 
 
 def _wires(options: PlanOptions, gpu: Gpu | None, ranks: int) -> Wires:
-    """Returns the links of a plan. Raises TargetError or RequestError for an option that isn't possible.
+    """Returns the links of a plan. Raises TargetError or RequestError for impossible options.
 
-    ``gpu`` is the device of each rank, None for this machine; ``ranks`` the largest number of ranks.
+    Args:
+        options: the options of the plan.
+        gpu: the device of each rank; None for this machine.
+        ranks: the largest number of ranks.
     """
     links = _links(options, gpu, ranks)
     share = default_share() if options.link_share is None else options.link_share
@@ -503,9 +507,11 @@ def _wires(options: PlanOptions, gpu: Gpu | None, ranks: int) -> Wires:
 
 
 def _links(options: PlanOptions, gpu: Gpu | None, ranks: int) -> list[Link | None]:
-    """Returns the link between ranks, or that within a machine and that between machines; None is this memory.
+    """Returns the link between ranks; or two, within a machine and between machines.
 
-    Raises TargetError for an unknown link, RequestError if there is none, or two don't go together.
+    None stands for this machine's memory.
+
+    Raises TargetError for an unknown link, RequestError if there is none, or two can't be combined.
     """
     names = split_links(options.links)
     if not names and gpu is not None and ranks > 1:
@@ -534,7 +540,7 @@ class _RankMemory:
         self.ranks = [Memory(program, planned.target) for stage in stages for program in stage.programs]
 
     def needed(self, requests: int, context: int, prompt: int) -> int:
-        """Counts bytes of the rank that needs most."""
+        """Returns the bytes that the rank with the largest need takes."""
         return max(rank.needed(requests, context, prompt) for rank in self.ranks)
 
     @cached_property

@@ -36,8 +36,9 @@ class BatchSpeed:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step in which ``rows`` requests of ``context`` tokens decode and a prompt is read, as schedulers
-    take it.
+    """The time of a step in which ``rows`` requests of ``context`` tokens decode and ``prompt`` prompt tokens are read.
+
+    Schedulers read it from the JSON of a plan.
     """
 
     rows: int

@@ -14,7 +14,7 @@ from .result import DevicePlan, DeviceSection, PlanResult
 
 _LIMITS = {"memory": "memory", "tpot": "the TPOT", "ttft": "the TTFT", "requests": "what is asked"}
 BUSY = 0.5
-"""Processes per core from which on other work makes kernels slower."""
+"""The number of processes per core from which on other work slows kernels down."""
 _PREDICTED = "a prediction, not a measurement (docs/build/cuda.md has what was measured on an H100)"
 
 
@@ -81,7 +81,7 @@ def busy(devices: Iterable[DeviceSection]) -> Iterator[str]:
 
 
 def limit_of(name: str) -> str:
-    """Returns the limit that a larger batch would exceed, in words."""
+    """Returns a phrase for the limit that a larger batch would exceed. ``name``: as in ``DevicePlan.largest_limit``."""
     return _LIMITS.get(name, "")
 
 

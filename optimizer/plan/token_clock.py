@@ -24,7 +24,7 @@ from .engine_seconds import engine_seconds
 from .programs import planning_of, target_on
 
 CONTEXT = 64
-"""Tokens of the request whose next token is timed."""
+"""The tokens of the request at the timed decode step."""
 
 
 class TokenClock:

@@ -57,10 +57,11 @@ class Recipe(PassOptions):
     """The settings of an export.
 
     Attributes:
-        passes: optional passes to turn on or off, by name. A pass that is on and matches nothing is an error; one that
-            isn't named is applied where it matches.
-        context_length: the longest request in tokens; position frequencies that are scaled by the length are fixed for
-            it. None takes the longest one without such scaling, or all that the model can do.
+        passes: optional passes to turn on or off, by name. If a pass that is turned on matches nothing, that is an
+            error. A pass that isn't named is applied where it matches.
+        context_length: the longest request in tokens. Rotary frequencies that depend on this length are fixed for it.
+            None takes the longest length without such scaling, or else the model's maximum.
+
     A table with the name of a target, such as [tvm], is for that target alone: its package defines the table's keys
     (``recipe.TABLE``). Tables of our own targets are None if a recipe has none.
     """
@@ -86,13 +87,13 @@ class Recipe(PassOptions):
 
     @property
     def exact(self) -> bool:
-        """Returns True if nothing is lost: no part of the model, and all numbers are 32-bit floats."""
+        """True if the exported model equals the source: no part is removed, and all numbers are 32-bit floats."""
         whole = self.prune is None and self.attention is None and self.adaptive_context is None
         return whole and not self.rounded
 
     @property
     def rounded(self) -> bool:
-        """Returns True if a weight, activation or cache entry is, or may become, less than a 32-bit float."""
+        """True if a weight, activation or cache entry may have less precision than a 32-bit float."""
         return self.cache != "f32" or self._rounded_weights
 
     @property
@@ -117,7 +118,7 @@ class Recipe(PassOptions):
 
     @property
     def pruning(self) -> Pruning | None:
-        """[prune], such that the remaining columns fit the groups of every format that weights may have."""
+        """The section [prune], changed so that the remaining columns fit the groups of every possible weight format."""
         if self.prune is None:
             return None
         pruning = self.prune.fitting(self._formats)
@@ -129,7 +130,7 @@ class Recipe(PassOptions):
 
     @property
     def _formats(self) -> tuple[WeightFormat, ...]:
-        """Every format that is named, candidates included."""
+        """All weight formats that the recipe names, candidates included."""
         return (*self.weights.formats, *((self.auto.candidates or ()) if self.auto is not None else ()))
 
     @property
@@ -178,8 +179,9 @@ class Recipe(PassOptions):
 
     @property
     def _remade(self) -> str:
-        """The section that fits weights anew or changes their rows and columns; "" if none does. Dropped layers don't
-        count.
+        """The name of the section that fits weights anew or changes their rows and columns; "" if none does.
+
+        Sections that only remove whole layers don't count.
         """
         if self.attention is not None:
             return "[attention]"
@@ -188,7 +190,7 @@ class Recipe(PassOptions):
 
     @property
     def shares(self) -> dict[str, float]:
-        """The parts of the budget that searches for shapes may use, by their sections."""
+        """Section that searches for shapes -> the part of the budget that it may use."""
         sections = {"[prune]": self.prune, "[attention]": self.attention}
         return {name: s.max_kl for name, s in sections.items() if s is not None and s.max_kl is not None}
 
@@ -224,7 +226,7 @@ _OWN_TABLES = tuple(name for name in OWN if _table_of(name) is not None)
 
 @cache
 def _tables(names: tuple[str, ...]) -> type[Section]:
-    """Returns a class with the tables of these targets, in which any other key is an error."""
+    """Returns a class with the tables of these targets as fields. Any other key is an error."""
     kinds = {name: kind for name in names if (kind := _table_of(name)) is not None}
     fields: dict[str, Any] = {name: (kind | None, None) for name, kind in kinds.items()}
     return create_model("Tables", __base__=Section, **fields)
@@ -263,7 +265,7 @@ def recipe_file(given: str | Path | Recipe) -> Path | None:
 
 
 def with_partitions(recipe: Recipe, partitions: Sequence[str]) -> Recipe:
-    """Returns the recipe with these in [engines] and in the targets' tables that have partitions.
+    """Returns the recipe with ``partitions`` in [engines] and in the targets' tables that have such a field.
 
     Raises RecipeError for one that isn't a partition.
     """
@@ -354,7 +356,7 @@ def _hint(error: Mapping[str, Any]) -> str | None:
 
 
 def _section_of(annotation: Any) -> type[BaseModel]:
-    """Returns the section's class of a type ``Section`` or ``tuple[Section, ...]``."""
+    """Returns the class of a section, for an annotation that is the class itself or a tuple of it."""
     candidates = (annotation, *get_args(annotation))
     return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
 

@@ -15,10 +15,10 @@ from enginewright.runtime.shared.contracts import DOCUMENT, QUERY
 from enginewright.runtime.shared.kv_formats import CacheDtype
 
 DEFAULT_CACHE: CacheDtype = "bf16"
-"""The format of a recipe that leaves the KV cache open and whose weights or activations are less than 32-bit floats."""
+"""The default KV-cache format of recipes whose weights or activations have less precision than 32-bit floats."""
 
 PLACES = re.compile(f"{re.escape(QUERY)}|{re.escape(DOCUMENT)}")
-"""The places of texts in a template."""
+"""The placeholders of texts in a template."""
 
 
 class BudgetSection(Section):
@@ -46,11 +46,13 @@ class BudgetSection(Section):
 
 
 class AutoSection(Section):
-    """Formats that are chosen weight by weight: as few bytes as [budget] ``max_kl`` allows, or the least KL within its
-    ``max_bytes`` or ``max_ms_per_token``.
+    """The choice of a format for each weight: the fewest bytes within a KL, or the least KL within bytes or time.
 
-    ``candidates``: the formats to choose from; None: every format that the targets have kernels for. ``tokens``: the
-    most tokens with which a candidate's cost is measured; large models take fewer.
+    [budget] has the limits: ``max_kl``, or else ``max_bytes`` and ``max_ms_per_token``.
+
+    Attributes:
+        candidates: the formats to choose from; None for every format that the targets have kernels for.
+        tokens: the most tokens with which a candidate's cost is measured; large models take fewer.
     """
 
     candidates: tuple[WeightFormat, ...] | None = Field(default=None, min_length=2)
@@ -72,12 +74,12 @@ class CalibrationSection(Section):
 
 
 class PoolingSection(Section):
-    """The facts about a model of vectors or scores that its files don't state. They replace what the files state.
+    """Facts about a model of vectors or scores. They replace the facts in the model's files.
 
     Attributes:
         dimensions: smaller numbers of dimensions to which its vectors may be cut (Matryoshka).
-        template: the text of a pair for a reranker that is a decoder, with the places {query} and {document}, and with
-            all control tokens.
+        template: the text of a pair for a reranker that is a decoder, with {query} and {document}, and with all control
+            tokens.
         answers: the token whose logit is the score of such a reranker, such as "yes"; with a second token, such as
             "no", the score is the difference of both logits.
     """

@@ -18,12 +18,13 @@ from enginewright.runtime.shared.targets import OWN, Halves
 from .recipe import Recipe
 
 TARGETS = Halves("compile.target", Target)
-"""The targets by the names of recipes and bundles; those of other packages come last."""
+"""Name of a target -> its compiling half; targets of other packages come last."""
 
 
 def check_kernels(recipe: Recipe, targets: Sequence[str]) -> None:
-    """Raises TargetError naming the target that lacks kernels for the recipe: of weights, KV caches or attention, or
-    that isn't exact."""
+    """Raises TargetError naming a target that doesn't support the recipe's weight formats, KV cache, attention or
+    exactness.
+    """
     check_formats_of(recipe, targets)
     check_cache(recipe, targets)
     check_context(recipe, targets)
@@ -94,7 +95,7 @@ def check_context(recipe: Recipe, targets: Sequence[str]) -> None:
 
 
 def check_exact(recipe: Recipe, targets: Sequence[str]) -> None:
-    """Raises TargetError naming a target that doesn't support [engines] exact of a recipe that has it."""
+    """Raises TargetError naming a target that doesn't support ``exact`` of [engines], if the recipe sets it."""
     lacking = [name for name in targets if not TARGETS[name].exact]
     if lacking and recipe.engines is not None and recipe.engines.exact:
         able = ", ".join(name for name in OWN if TARGETS[name].exact)

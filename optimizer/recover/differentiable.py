@@ -30,7 +30,7 @@ def recovered_in(expr: Any) -> Iterator[Recovered]:
 
 
 def _in(expr: Any, kind: type[Kind]) -> Iterator[Kind]:
-    """Yields the outermost expressions of a kind within an expression."""
+    """Yields the outermost expressions of the class ``kind`` within an expression."""
     if isinstance(expr, kind):
         yield expr
     elif isinstance(expr, tuple):
@@ -44,8 +44,8 @@ def _in(expr: Any, kind: type[Kind]) -> Iterator[Kind]:
 def set_unkept_to_zero(exprs: Iterable[WeightExpr], leaf: Leaf) -> None:
     """Sets the elements that sparse formats remove to zero, in the parameters that ``leaf`` returns for ``exprs``.
 
-    A zero is never chosen while there is another value, by any score. So the same elements are removed however the
-    parameters move, and again in an export. Removed elements get no gradient.
+    By any score, a zero is only kept if too few other values are there. So the same elements stay removed while the
+    parameters change, and also in an export. Removed elements get no gradient.
     """
     for sparse in dict.fromkeys(one for expr in exprs for one in _in(expr, TwoOfFour)):
         leaves = [leaf(one) for one in recovered_in(sparse)]

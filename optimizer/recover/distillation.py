@@ -20,7 +20,7 @@ from .options import Measured
 from .trainable import TrainableProgram
 
 _TOKENS = 4096
-"""Held-out tokens that both models compute at a time."""
+"""The number of held-out tokens that both models compute at a time."""
 
 
 class Teacher:

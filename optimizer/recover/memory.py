@@ -13,10 +13,12 @@ from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.memory import format_bytes
 
 _STATES = 4
-"""The float32 numbers for each parameter: the weight, its gradient, and AdamW's two moments."""
+"""The number of float32 values per parameter: the weight, its gradient, and AdamW's two moments."""
 
 _LOGITS = 5
-"""The tensors of the size of the logits in memory at a time: those of both models, and those of the loss."""
+"""The number of tensors as large as the logits that are in memory together: those of both models, and those of the
+loss.
+"""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class RecoverOptions:
         return self.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
     def what_counts(self) -> dict[str, Any]:
-        """Returns the options that determine the result: a resumed run must have the same as the one that began."""
+        """Returns the options that determine the result. A resumed run must have the same ones."""
         return {k: v for k, v in asdict(self).items() if k not in ("checkpoint_every", "threads")}
 
 

@@ -13,7 +13,7 @@ from .options import RecoveryReport
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 880.0, 20.0, 380.0
 _LEAST = 1e-6
-"""The least loss of the axis, which has powers of ten; smaller losses are drawn there."""
+"""The lower end of the loss axis, which is logarithmic. Smaller losses are drawn there."""
 
 
 def loss_page(report: RecoveryReport) -> str:

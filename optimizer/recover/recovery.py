@@ -34,7 +34,7 @@ from .sequences import Sequences, read_or_sample
 from .training import Training
 
 _KEEP_ALL = 1 << 62
-"""The bytes of the source to keep in memory: all of it, since it runs in every step and has been counted."""
+"""The value of ``keep_bytes`` that keeps the whole source in memory. It runs in every step, and was counted before."""
 
 
 def recover(

@@ -20,11 +20,12 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 from .options import RecoverOptions
 
 _MOST = 1 << 40
-"""The most tokens of a text: all of them."""
+"""The most tokens that are read of a text: no limit."""
 
 _LEAST_SHARE = 8
-"""A sequence that is shorter than the longest one by more than this factor is left out: it costs more than it
-teaches.
+"""The least length of a sequence, as a share of the longest one.
+
+Shorter ones are left out, as they aren't worth a step.
 """
 
 

@@ -13,8 +13,9 @@ import torch
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
 
 _ROUNDING = 1.001
-"""The factor on the range of rounding, so that a value half a step from the last integer counts as within for any
-float16 scale.
+"""The factor on the range of rounding, for comparisons that must allow for a scale's rounding to float16.
+
+A value up to half a step beyond the last integer is within the range.
 """
 
 

@@ -33,14 +33,14 @@ _WEIGHT: dict[Target, tuple[str, str, str]] = {
     ew.quantized_grouped_linear.default: ("weight", "weight_scales", "weight_offsets"),
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
 }
-"""Ops -> the arguments that together are a quantized weight."""
+"""Op -> its arguments that together are a quantized weight: values, scales and offsets."""
 
 
 class MovingWeights(RecoveredWeights):
-    """The weights under training, with a parameter each, which ``LoadRecovered`` inserts into the program to train.
+    """The weights under training, each a parameter. ``LoadRecovered`` inserts them into the program to train.
 
     Attributes:
-        parameters: the parameters by the name of the weight, available after the pass.
+        parameters: name of a weight -> its parameter, available after the pass.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class TrainableProgram(torch.nn.Module):
         return dict(zip(self.names, self.moving, strict=True))
 
     def weights_moved(self) -> None:
-        """Discards rounded weights. To be called after the parameters have changed."""
+        """Discards the rounded weights. It must be called after the parameters have changed."""
         self._rounded.clear()
 
     def codes(self) -> dict[str, Codes]:

@@ -28,7 +28,7 @@ from .trainable import TrainableProgram
 
 _BETAS = (0.9, 0.95)
 _SHOWN = 20
-"""The number of steps of the mean loss and speed that progress shows."""
+"""The number of last steps over which progress shows the mean loss and speed."""
 
 
 class Training:
@@ -95,7 +95,7 @@ class Training:
         return Checkpoint(self.step, dict(weights), moments, figures)
 
     def take_up(self, found: Checkpoint) -> None:
-        """Restores the state of a checkpoint. Raises SourceError if the checkpoint belongs to another module."""
+        """Restores the state of the checkpoint ``found``. Raises SourceError if it belongs to another module."""
         weights = self._module.named_weights()
         kinds = ("step", "exp_avg", "exp_avg_sq")
         moments = {f"{name}.{kind}" for name in weights for kind in kinds}

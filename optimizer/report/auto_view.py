@@ -18,7 +18,7 @@ from .views import FigureView, figure_view
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 40.0, 16.0, 44.0
 _BETWEEN_TICKS = 110.0
 _LEAST_KL = 1e-9
-"""The KL at which an assignment without any cost is drawn."""
+"""The KL at which a choice without any cost is drawn on the logarithmic axis."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class FormatMap:
 
 @dataclass(frozen=True)
 class AutoView:
-    """The views of a search.
+    """The charts and tables of a search for formats.
 
     Attributes:
         entry: the report of the search.
         charts: the curve for wide and for narrow windows; empty if there is no curve.
         formats: the format of each module.
-        sensitivities: for each format the cost of each unit alone.
+        sensitivities: for each format, the cost of each unit that alone has it.
     """
 
     entry: AutoReport

@@ -159,7 +159,7 @@ def open_report(path: Path, *, again: bool = False, threads: int = 0, progress: 
 
 
 def _speed(view: RooflineView, longest: int) -> list[str]:
-    """Returns a line for each shape. ``longest``: tokens of the prompt that is timed where the time suffices."""
+    """Returns a line for each shape. ``longest``: the tokens of the prompt that is timed if there is enough time."""
     lines = []
     for shape in view.shapes:
         cost = shape.shape.cost
@@ -185,7 +185,7 @@ def measured_lines(document: ReportDocument) -> list[str]:
 
 
 def quantized_lines(document: ReportDocument) -> list[str]:
-    """Counts of quantized, saturated and vanished values as lines; empty if nothing was quantized."""
+    """Returns the counts of quantized, saturated and vanished values as lines; empty if nothing was quantized."""
     if (q := document.quantization) is None:
         return []
     unchanged = f"{q.kept:,} the source's own integers, " if q.kept else ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Box = tuple[float, float, float, float]
-"""x, y, width, height"""
+"""A rectangle: x, y, width, height."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ WIDE, NARROW = Size(1040.0, 400.0), Size(340.0, 340.0)
 _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), tuple(float(n) for n in range(1, 10)))
 _FEWEST_TICKS = 3
 _SAME = 1 - 1e-9
-"""The ratio of two values that are equal except for rounding."""
+"""The ratio up to which two values count as equal, because of rounding."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,12 @@ def treemap(sizes: Sequence[float], box: Box) -> list[Box]:
 
 
 def _worst(areas: Sequence[float], side: float) -> float:
-    """Returns the largest ratio of sides in a row of rectangles along ``side``."""
+    """Returns the largest ratio of long to short side among the rectangles of a row.
+
+    Args:
+        areas: the areas of the rectangles.
+        side: the length of the row.
+    """
     total = sum(areas)
     if total <= 0 or side <= 0:
         return math.inf

@@ -13,11 +13,11 @@ _SECTION_LINES = 200
 _PASS_LINES = 600
 
 _LAYER = re.compile(r"(?<=[A-Za-z_]\.)\d+(?![\w])")
-"""The number of a layer in a module path: model.layers.3.mlp."""
+"""Matches the number of a layer in a module path: model.layers.3.mlp."""
 
 _NAME = re.compile(r"%[\w:/]+")
 _CALL_LAYER = re.compile(r"(= ew\.attention\((?:[^,]+, ){4})\d+")
-"""The number of the layer, which is the fifth argument of ``ew.attention``."""
+"""Matches the number of the layer, the fifth argument of ``ew.attention``."""
 
 
 @dataclass(frozen=True)

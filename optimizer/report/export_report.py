@@ -24,10 +24,13 @@ from .roofline import Roofline, measure, predict
 
 _SHARE = 0.03
 _MOST_SECONDS = 3.0
-"""The share of an export's time so far, and the most seconds, that its steps are timed for."""
+"""The most seconds for which steps are timed within an export.
+
+It is also at most the share ``_SHARE`` of its time so far.
+"""
 
 _BESIDE_WEIGHTS = (256 << 20) + MOST_BYTES
-"""The most bytes of KV caches, of the values of a prompt's step, and of the measurement of the bandwidth."""
+"""The most bytes besides weights: KV caches, the values of a prompt's step, and the measurement of the bandwidth."""
 
 
 def storage_and_speed(

@@ -33,15 +33,15 @@ from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.shared.targets import MEASURED
 
 _CONTEXT = 64
-"""Tokens in a request's cache at the measured decode step, where the model takes that many."""
+"""The tokens in a request's cache at the timed decode step, if the model's context allows that many."""
 _PREFILL = (256, 128, 64, 32)
-"""Tokens of a prefill: the first of these numbers for which the time is enough is measured."""
+"""Lengths of a prefill in tokens, the preferred one first. The first one for which there is enough time is timed."""
 _FEWEST, _MOST = 6, 100
-"""The fewest and most runs of each program: fewer give no interval."""
+"""The fewest and the most runs of each program. With fewer there is no interval."""
 _BESIDE_WEIGHTS = 512 << 20
 """The most bytes that the programs need together for the values that they compute."""
 _SHARE = 0.4
-"""The share of the seconds for decode steps; prefills have the rest."""
+"""The share of the time for decode steps; prefills get the rest."""
 
 
 _TWIN = "the same again"
@@ -191,7 +191,7 @@ class _Times:
         return None if interval is None else max(abs(interval[0]), abs(interval[1]))
 
     def saves(self, name: str) -> Interval | None:
-        """Returns the interval of the share of time that a fusion saves; None unless all of it is beyond the noise."""
+        """Returns the interval of the share of time that a fusion saves. None if part of it is within the noise."""
         interval, noise = self._interval(name), self.noise()
         if interval is None or noise is None or (interval[0] <= noise and interval[1] >= -noise):
             return None

@@ -8,7 +8,7 @@ __all__ = ["count", "duration", "format_bytes", "gain", "of_limit", "of_machine"
 
 _THOUSANDS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 _ROUNDS_UP = 0.9995
-"""The share of a unit from which on the unit is used: in three digits, 1000 of the smaller unit would be "1e+03"."""
+"""The share of a unit from which on the unit is used. 1000 of the smaller unit would print as "1e+03"."""
 
 
 def significant(value: float, digits: int = 3) -> str:

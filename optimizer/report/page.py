@@ -28,7 +28,7 @@ from .roofline_view import RooflineChart, ShapeView, TimeBars, chart, shape_view
 from .views import COLUMN_HEIGHT, PassView, figure_view, figure_views, pass_views, storage_view
 
 _LEAST_KL, _LEAST_CHANGE = 1e-6, 0.002
-"""The smallest changes of the KL that count: in nats, and as a share of the KL before."""
+"""The smallest change of KL that is shown: in nats, and as a share of the KL before."""
 
 _LETTER = 7.6
 """The approximate width of a letter in charts."""
@@ -39,9 +39,9 @@ class Tile:
     """A figure at the top of the page.
 
     Attributes:
-        label, value, unit, note: the texts.
+        label, value, unit, note: its texts.
         beside: the source's figure; "" if it is unknown.
-        own, source: the lengths of two bars, in per cent.
+        own, source: the lengths of two bars for the bundle and the source, in per cent.
     """
 
     label: str
@@ -86,8 +86,9 @@ class Loss:
 
 @dataclass(frozen=True)
 class PassRow:
-    """A line of the table of passes. ``rejected`` is the number of rejected places; an older report has no more about
-    them.
+    """A row of the table of passes.
+
+    ``rejected``: the number of rejected places, the only fact about them in an older report.
     """
 
     view: PassView
@@ -290,7 +291,13 @@ def _speed_tile(view: ShapeView, source: SourceSpeed | None) -> Tile | None:
 
 
 def _beside(own: float, source: float | None, written: Callable[[Any], str]) -> tuple[str, float, float]:
-    """Returns the fields ``beside``, ``own`` and ``source`` of a tile."""
+    """Returns the fields ``beside``, ``own`` and ``source`` of a tile.
+
+    Args:
+        own: the bundle's figure.
+        source: the source's figure; None if it is unknown.
+        written: formats a figure.
+    """
     if not source:
         return "", 0.0, 0.0
     most = max(own, source)
@@ -309,7 +316,7 @@ def template(name: str) -> Template:
 
 
 def layers(numbers_of: Sequence[int]) -> str:
-    """Formats numbers of layers as a phrase: in layers 1 to 28 and 30."""
+    """Returns numbers of layers as a phrase, such as "in layers 1 to 28 and 30"."""
     runs: list[list[int]] = []
     for n in numbers_of:
         if runs and n == runs[-1][-1] + 1:
@@ -322,7 +329,7 @@ def layers(numbers_of: Sequence[int]) -> str:
 
 
 def fit(text: str, width: float) -> str:
-    """Returns a text cut to a width in a chart."""
+    """Returns a text cut to ``width``, in units of a chart."""
     most = max(1, int(width / _LETTER))
     return text if len(text) <= most else text[: most - 1] + "…"
 

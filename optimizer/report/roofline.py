@@ -24,7 +24,7 @@ from enginewright.runtime.shared.targets import MEASURED
 BATCH = 8
 PROMPT = 512
 TEXTS = (16, 128, 512)
-"""Tokens of the texts that are timed of a model that computes whole texts."""
+"""The lengths in tokens of the texts that are timed, for a model that computes whole texts."""
 _CONTEXTS = (512, 256, 128, 64, 32)
 _MOST_KV_BYTES = 128 << 20
 """The most bytes of the caches for the measurement: the context is the longest of ``_CONTEXTS`` that fits."""

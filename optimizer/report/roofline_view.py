@@ -18,16 +18,16 @@ from .roofline import Roofline, ShapeCosts, StepTime
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 18.0, 16.0, 46.0
 _LETTER, _LINE, _LONGEST = 7.3, 15.0, 24
 _NEARBY = 60.0
-"""The least distance between two points that are both named with the same kind."""
+"""The least distance between two points that both get a label with the same kind."""
 _NAMED = 0.02
-"""The least share of a step's time for a point to be named."""
+"""The least share of a step's time of a group that gets a label."""
 _APART = 40.0
-"""The least distance between ticks: their labels are some letters wide."""
+"""The least distance between two ticks, so that their labels have room."""
 _BAR, _BETWEEN, _KINDS = 26.0, 26.0, 8
 """The height of a bar, the space above it for its name, and the number of kinds with a colour of their own."""
 
 _Corners = tuple[float, float, float, float]
-"""left, top, right, bottom"""
+"""A rectangle: left, top, right, bottom."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ShapeView:
 
 @dataclass(frozen=True)
 class Point:
-    """A group of steps in the chart; ``series`` is the number of its shape."""
+    """A group of steps in the chart; ``series`` is the index of its shape."""
 
     x: float
     y: float
@@ -132,7 +132,14 @@ class RooflineChart:
 
 @dataclass(frozen=True)
 class Slice:
-    """A kind of modules in a bar; ``colour`` is its number in the legend. ``text`` is empty if there is no room."""
+    """The part of a bar for one kind of modules.
+
+    Attributes:
+        x, width: its position.
+        colour: the index of its kind in the legend.
+        text: its label; "" if there is no room.
+        title: its tooltip.
+    """
 
     x: float
     width: float
@@ -211,7 +218,10 @@ def time_bars(views: Sequence[ShapeView], width: float) -> TimeBars | None:
 
 
 def _slices(view: ShapeView, kinds: Sequence[str], width: float) -> tuple[Slice, ...]:
-    """Returns the slices of the time of a shape: one of each of these kinds of modules, and one of all others."""
+    """Returns the slices of a shape's time: one for each kind of modules in ``kinds``, and one for all others.
+
+    ``width``: the width of the whole bar.
+    """
     seconds = dict.fromkeys([*kinds, ""], 0.0)
     for group in view.groups:
         seconds[group.kind if group.kind in kinds else ""] += group.seconds or 0.0
@@ -346,7 +356,7 @@ def _text_box(x: float, y: float, anchor: str, text: str) -> _Corners:
 
 
 def _slope_label(slope: Line) -> _Corners:
-    """Returns a box around the label of the bandwidth's line, which is along the line, on its upper side."""
+    """Returns a box around the label of the bandwidth's line. The label is parallel to the line, above it."""
     turned, length = math.radians(slope.angle), _LETTER * len(slope.label)
     end_x, end_y = slope.label_x + length * math.cos(turned), slope.label_y + length * math.sin(turned)
     return slope.label_x - 12, end_y - 12, end_x, slope.label_y

@@ -15,7 +15,7 @@ from .diffs import ProgramDiff
 
 COLUMN_HEIGHT = 160.0
 _MAP_HEIGHT = 0.82
-"""The height of a treemap as a share of a chart's height: it has no axes."""
+"""The height of a treemap as a share of a chart's height. It is less, because a treemap has no axes."""
 _PLACES = 12
 _WORST = 10
 _KINDS = 9
@@ -62,7 +62,7 @@ def _reasons(entry: PassSummary) -> tuple[Reason, ...]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A value at a layer. ``shade`` is 0 for the smallest value of the figure and 1 for the largest."""
+    """A figure's value at a layer. ``shade`` is 0 for the smallest value of the figure and 1 for the largest."""
 
     layer: int
     value: float

@@ -1,8 +1,8 @@
-"""Chooses an option for each unit: the smallest size within a KL, or the least KL within a size, by an additive model.
+"""Chooses an option for each unit by an additive model: the smallest size within a KL, or the least KL within a size.
 
-The cost of an option is taken to be independent of the other units: the KL of an assignment is the sum over its units.
-Minimising KL + price * bytes for each unit, for every price, gives the lower convex hull of all assignments (Everett,
-1963). The rest of a budget between two points of the hull is spent on single changes.
+The cost of an option is assumed to be independent of the other units: the KL of an assignment is the sum over its
+units. Minimising KL + price * bytes for each unit, for every price, gives the lower convex hull of all assignments
+(Everett, 1963). The rest of a budget between two points of the hull is spent on single changes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Limit:
     """A limit on the sum of an amount, such as bytes or time.
 
     Attributes:
-        taken: the amount of each option of each unit.
+        taken: for each unit, the amount of each option.
         most: the largest sum.
     """
 
@@ -109,7 +109,7 @@ def least_cost_within(units: Sequence[Options], limits: Sequence[Limit]) -> tupl
 
 
 _WHOLE, _PARTS = 1 << 40, 8
-"""The size that a limit allows if several limits are combined, and the number of the weights that are tried."""
+"""The sum that stands for a full limit if several limits are combined, and the number of weightings that are tried."""
 
 
 def _spend(

@@ -57,7 +57,9 @@ class Searching:
 
 @dataclass(frozen=True)
 class Searched:
-    """The results of all searches: the recipe with numbers, to be exported without searching, and a report of each."""
+    """The results of all searches: a recipe with fixed choices in place of the searches, and a report of each
+    search.
+    """
 
     recipe: Recipe
     auto: AutoReport | None = None
@@ -67,12 +69,12 @@ class Searched:
 
     @property
     def anything(self) -> bool:
-        """Returns True if there was anything to search for."""
+        """True if the recipe has something to search for."""
         return any(r is not None for r in (self.auto, self.pruning, self.heads))
 
 
 def search(recipe: Recipe, given: Searching) -> Searched:
-    """Runs all searches of a recipe.
+    """Runs all searches of a recipe, and returns their results.
 
     Raises:
         RequestError: there are too few sequences to measure and to check with.
@@ -208,7 +210,7 @@ def _smaller_of_two(recipe: Recipe, plain: Recipe, given: Searching) -> Searched
 
 
 def _what_can_go(recipe: Recipe, given: Searching) -> Searched:
-    """Returns the changes of shapes within their shares of the budget. Raises NothingWithinError if there are none."""
+    """Searches for changes of shapes within their parts of the budget. Raises NothingWithinError if there are none."""
     result, reasons = Searched(recipe), list[str]()
     for look, without in ((_search_pruning, _unpruned), (_search_heads, _whole_heads)):
         try:

@@ -21,10 +21,12 @@ from .format_sensitivity import round_weight
 from .format_units import bytes_of, find_units, weight_node
 
 _SAMPLED_UNITS, _SAMPLED_ROWS, _INPUTS = 8, 32, 64
-"""Weights that formats are tried on, evenly spread over a model, rows of each, and made-up inputs."""
+"""The numbers of weights, evenly spread over a model, of rows of each, and of random inputs, with which formats are
+tried.
+"""
 
 _ALIKE = 0.02
-"""Errors of samples that differ by a smaller share than this say nothing."""
+"""The relative difference below which the errors of two formats count as equal."""
 
 
 def writable_formats(*, common: bool, method: Method) -> tuple[WeightFormat, ...]:
@@ -58,8 +60,12 @@ def writable_formats(*, common: bool, method: Method) -> tuple[WeightFormat, ...
 
 @dataclass(frozen=True)
 class Tried:
-    """A format on samples of weights: bytes of each, and the relative squared error of made-up products; None of those
-    that can't have it."""
+    """The results of one format on samples of weights.
+
+    Attributes:
+        format: the format.
+        found: for each sample, its bytes and the relative squared error of products; None if it can't have the format.
+    """
 
     format: WeightFormat
     found: tuple[tuple[int, float] | None, ...]

@@ -37,11 +37,11 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class FormatSeconds:
-    """The nanoseconds of a token.
+    """The time of a token by formats, in nanoseconds.
 
     Attributes:
-        units: for each unit, the nanoseconds with each of its formats.
-        fixed: the nanoseconds of all else.
+        units: for each unit, the time with each of its formats.
+        fixed: the time of everything else.
     """
 
     units: tuple[tuple[int, ...], ...]
@@ -53,7 +53,9 @@ def time_formats(
     timed: Callable[[Sequence[int]], tuple[tuple[Step, ...], StepSeconds]],
     on_progress: Callable[[int, int, str], None],
 ) -> FormatSeconds:
-    """Times each format of each unit, with a program for each format. Units that can't have it get their smallest one.
+    """Times each format of each unit, with one program for each format.
+
+    In such a program, a unit that can't have the format has its smallest one.
 
     Args:
         units: the units whose formats are timed.
@@ -81,9 +83,9 @@ def time_formats(
 
 
 def _by_unit(steps: Sequence[Step], seconds: StepSeconds, units: Sequence[FormatUnit]) -> tuple[Sequence[float], float]:
-    """Returns the seconds of the steps that read the weights of each unit, and those of all else.
+    """Returns the seconds of the steps that read each unit's weights, and those of all other steps.
 
-    A step that reads the weights of several units counts for each by an equal part.
+    The time of a step that reads weights of several units is divided equally among them.
     """
     owner = {str(weight_node(n).target): i for i, unit in enumerate(units) for n in unit.nodes}
     unit_seconds, other = [0.0] * len(units), seconds.around

@@ -34,10 +34,13 @@ from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, shar
 ew = torch.ops.ew
 
 _ENOUGH_TOKENS = 128
-"""The fewest tokens of a unit; below that, whole layers are changed instead."""
+"""The fewest tokens with which units are measured one by one.
+
+If less is affordable, whole layers are changed instead.
+"""
 
 MOST_ROWS = 512
-"""The most rows of a weight, evenly spread, that errors are computed with."""
+"""The most rows of a weight, evenly spread, from which errors are computed."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,9 @@ def measure_sensitivities(
 
 
 def _errors(run: StepwiseEvaluation, node: Node, values: Values, formats: Sequence[WeightFormat]) -> list[float]:
-    """Returns the squared error of each format in the result of a node, divided by the square of the result. Only some
-    numbers are computed where a table is read or there are many rows.
+    """Returns for each format the squared error of a node's result, divided by the square of the result.
+
+    If the node looks up a table, or its weight has many rows, only a part of the result is computed.
     """
     if node.target is ew.grouped_linear.default or any(f.sparsity != "dense" for f in formats):
         exact = _product(run, node, values, lambda x: x, _weight(run, node))

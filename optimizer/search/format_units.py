@@ -1,4 +1,4 @@
-"""The units to which ``auto`` assigns a format each: products after fusion, a layer's experts, embedding tables."""
+"""The units to which ``auto`` assigns one format each: products after fusion, a layer's experts, embedding tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from enginewright.runtime.shared.panel_layouts import Layout
 ew = torch.ops.ew
 
 _ANY = WeightFormat(storage="bf16", activation="bf16")
-"""A format that every weight can have which doesn't have to stay floats."""
+"""A format that every weight can have, except weights that must stay floats."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def find_units(program: Program, candidates: Sequence[WeightFormat]) -> list[For
 
 
 def _together(program: Program) -> list[list[Node]]:
-    """Returns the calls whose weights may have another format than floats, grouped by weights of one format."""
+    """Returns the calls whose weights may have a format other than floats, grouped by weights that must have the
+    same one.
+    """
     marked = program.copy()
     ChooseFormats().run(marked, PassContext(recipe=PassOptions(weights=WeightFormats(default=_ANY))))
     kinds = (*LINEARS, ew.embedding.default)
@@ -95,7 +97,15 @@ def _together(program: Program) -> list[list[Node]]:
 
 
 def _unit(program: Program, nodes: Sequence[Node], candidates: Sequence[WeightFormat], heads: set[Node]) -> FormatUnit:
-    """Returns the unit of some calls with those candidates that all their weights can have, or floats without any."""
+    """Returns the unit of calls, with the candidates that all their weights can have; with only floats if there are
+    none.
+
+    Args:
+        program: the program.
+        nodes: the calls.
+        candidates: the formats to choose from.
+        heads: the calls that compute logits.
+    """
     shapes = [tuple(int(n) for n in program.value(w).shape) for w in dict.fromkeys(map(weight_node, nodes))]
     dense = any(why_dense(n, heads) is not None for n in nodes)
     fitting = [c for c in candidates if all(_fits(s, c) for s in shapes) and not (dense and c.sparsity != "dense")]

@@ -33,19 +33,20 @@ from .report import AutoReport, FormatOption, ParetoPoint, TokenTime, UnitChoice
 from .search import NothingToChooseError, NothingWithinError, Search, Tried, some_of
 
 LENGTH = 64
-"""Tokens of a sequence that units are measured with: shorter sequences show more of a text, and less of attention."""
+"""The tokens of a sequence with which units are measured.
+
+Shorter sequences cover more of a text, but less of attention.
+"""
 
 TIMES_AGREE = 0.1
-"""The largest relative difference between the predicted and the timed choice, and between a bundle's time and its
-budget.
-"""
+"""The relative difference up to which two times count as equal: predicted and timed, or a bundle's and its budget."""
 
 
 class FormatSearch(Search[AutoReport]):
     """The search for the formats of a recipe with [auto]. Sizes are bytes.
 
     Attributes:
-        slower: the factor on predicted times, known after a choice has been timed.
+        slower: the factor by which predicted times are corrected, after a choice has been timed.
         timed: the milliseconds of the timed choice.
     """
 

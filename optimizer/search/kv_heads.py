@@ -119,8 +119,9 @@ class KvHeadSearch(Search[KvSearchReport]):
         return best
 
     def fewest(self, most_kl: float) -> Assignment:
-        """Returns the smallest cache within a predicted KL; or, if there is none, a change of the layer that costs the
-        least alone.
+        """Returns the smallest cache within a predicted KL.
+
+        If no change is within it, returns the change of a single layer with the least cost.
         """
         assignment = fewest_bytes(self.options, most_kl)
         if assignment is not None and any(assignment.chosen):

@@ -15,10 +15,10 @@ from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.ir.program import Program
 
 WORK = 1 << 43
-"""The most parameters times tokens of all evaluations together: some minutes on two cores, for a model of any size."""
+"""The most work of all evaluations together, as parameters times tokens: some minutes on two cores."""
 
 FEWEST_TOKENS = 64
-"""The fewest tokens that a unit is measured with, for a model of any size."""
+"""The fewest tokens with which a unit is measured, for models of any size."""
 
 _KEEP_BYTES = 1 << 30
 
@@ -26,8 +26,8 @@ _KEEP_BYTES = 1 << 30
 def affordable_tokens(measurements: int, parameters: int) -> int:
     """Returns the number of tokens for each of ``measurements`` evaluations of a model with ``parameters`` parameters.
 
-    On average half of the program follows a unit; parameters * tokens is half the number of its multiplications and
-    additions.
+    An evaluation repeats half of the program on average. So parameters * tokens is half the number of its
+    multiplications and additions.
     """
     return WORK // max(1, measurements * parameters)
 
@@ -79,12 +79,16 @@ class Check:
         self._cache.clear()
 
     def measure_program(self) -> dict[str, float]:
-        """Returns the mean KL of the program without a choice, by kind of tokens: 0 unless its shape was changed."""
+        """Returns kind of tokens -> mean KL of the program without a choice.
+
+        It is 0 unless the program's shape was changed.
+        """
         return self._kl(self._program)
 
     def measure(self, context: PassContext) -> dict[str, float]:
-        """Returns the mean KL(source || changed) in nats per token, by kind of tokens, of the program after the
-        passes.
+        """Returns kind of tokens -> mean KL(source || changed), in nats per token, of the program after the passes.
+
+        ``context``: the context of the passes, with the choice.
         """
         program = self._program.copy()
         scratch = None if self._context.scratch is None else self._context.scratch / "check"

@@ -1,4 +1,4 @@
-"""The search of [prune] for channels, heads and layers to remove: the fewest parameters within a KL budget.
+"""The search of [prune] for channels, heads and layers to remove: the most parameters within a KL budget.
 
 Choices are measured with the compensation for the removed parts.
 """

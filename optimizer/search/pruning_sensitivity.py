@@ -30,7 +30,7 @@ from enginewright.passes.sparsity.prune_channels import kept_channels, step_of
 from enginewright.passes.sparsity.prune_heads import possible_counts, possible_splits
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""The parts of the largest share of channels that a search can choose."""
+"""The shares to choose from, as parts of the largest share of channels that a recipe allows."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class FormatOption:
 
 @dataclass(frozen=True)
 class UnitChoice:
-    """The paths of a unit's modules, its chosen format, and the formats that it can have."""
+    """The choice for one unit: the paths of its modules, the chosen format, and the formats that it can have."""
 
     where: str
     format: str
@@ -93,14 +93,15 @@ class UnitChoice:
 
 @dataclass(frozen=True)
 class AutoReport(SearchReport):
-    """The choice of formats. KL is the quantized program's.
+    """The result of a search for formats. KL is the quantized program's.
 
     Attributes:
-        max_bytes: the budget in bytes, next to ``max_kl``.
+        max_bytes: the budget in bytes, in addition to ``max_kl``.
         together: the units of measurement: one by one, or layer by layer.
         chosen: the final choice, measured.
         curve: the Pareto curve, from the least KL to the fewest bytes; some points of a long one.
-        single: for each format, all units that can have it; the others take the least exact one that fits.
+        single: for each format, the choice of it for all units that can have it; the others have the least exact one
+            that they can have.
         tried: measured choices, in order.
         units: the choice for each unit, in the order of the program.
         shapes_kl: the part of the measured KL that the recipe's changes of shapes cost, for the worst kind of tokens.

@@ -30,16 +30,19 @@ from .format_seconds import Clock
 from .measure_choices import Check
 
 MARGIN = 0.9
-"""The share of a KL budget that a search aims at: the verification of an export uses other tokens of the same kinds."""
+"""The share of a KL budget at which a search aims.
+
+The verification of an export uses other tokens of the same kinds, whose KL may be larger.
+"""
 
 NEAR_ENOUGH = 0.85
-"""The share of the aim that is enough: another measurement would gain little."""
+"""The share of the aim from which on a choice is accepted, because another measurement would gain little."""
 
 ROUNDS = 5
 """The most choices that are measured."""
 
 SHORT_OF = 0.97
-"""The factor on the next aim by linear interpolation, so that the next choice is within the budget rather than
+"""The factor on the next aim from linear interpolation, so that the next choice is rather within the budget than
 above.
 """
 
@@ -47,7 +50,7 @@ SHOWN = 48
 """The most points of a curve that are reported."""
 
 _TINY = 1e-12
-"""The least cost, in nats, from which the next aim is interpolated."""
+"""The least measured cost, in nats, with which the next aim is interpolated."""
 
 
 class NothingWithinError(VerificationError):
@@ -60,7 +63,7 @@ class NothingToChooseError(RecipeError):
 
 @dataclass(frozen=True)
 class Tried:
-    """A choice, and its KL by the kind of the tokens that it was measured on."""
+    """A measured choice. ``measured``: kind of tokens -> KL."""
 
     choice: Assignment
     measured: dict[str, float]
@@ -83,13 +86,13 @@ def try_within(
     *,
     spent: float = 0.0,
 ) -> list[Tried]:
-    """Chooses and measures until most of the budget is used and the margin is left, or ROUNDS times.
+    """Chooses and measures until a choice uses most of the budget and leaves the margin, or ROUNDS times.
 
     Args:
         max_kl: the budget, in nats per token.
         choose: returns the best choice whose predicted costs are within a sum, or the nearest one.
         measure: measures a choice.
-        spent: the part of the budget that is spent with nothing chosen.
+        spent: the KL of the program without a choice.
 
     Returns:
         the measured choices, in order, each once.
@@ -109,9 +112,7 @@ def try_within(
 
 
 def smallest_within(tried: Sequence[Tried], max_kl: float) -> Tried | None:
-    """Returns the smallest choice within the budget less its margin, or else the smallest within the budget; None if
-    none is.
-    """
+    """Returns the smallest choice within the budget less its margin; else the smallest within the budget; else None."""
     within = [t for t in tried if t.kl <= MARGIN * max_kl] or [t for t in tried if t.kl <= max_kl]
     return min(within, key=lambda t: t.choice.size, default=None)
 
@@ -172,10 +173,10 @@ class Search(ABC, Generic[Report]):
         program: that program.
         source: the program before its shape was changed; None if it wasn't.
         later: the passes of the pipeline after that program.
-        options: the options of each unit, set by ``find_units`` like the following attributes.
+        options: the options of each unit. ``find_units`` sets this attribute and ``fixed``.
         fixed: the size of the parts that no choice changes.
         check: measures choices.
-        spent: the KL with nothing chosen.
+        spent: the KL of the program without a choice.
         tried: the measured choices, in order.
     """
 
@@ -208,7 +209,7 @@ class Search(ABC, Generic[Report]):
 
     @abstractmethod
     def applied(self, choice: Assignment) -> Recipe:
-        """Returns the recipe with a choice in the place of the search."""
+        """Returns the recipe with the choice in place of the search."""
 
     @abstractmethod
     def label(self, choice: Assignment) -> str:

@@ -1,4 +1,4 @@
-"""Refuses configurations whose sizes no model has, before time and memory go into building one."""
+"""Refuses configurations with impossible sizes before a model is built from them, which would take time and memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _NOT_BELOW_ZERO = ("max_position_embeddings", "sliding_window")
 
 
 def check_sizes(config: PretrainedConfig, source: str) -> None:
-    """Raises SourceError naming the first number of ``config`` that no model has; ``source`` is its file."""
+    """Raises SourceError naming the first number of ``config`` that is larger than in any model.
+
+    ``source``: its file.
+    """
     for field, most in _MOST.items():
         try:
             value = getattr(config, field, None)

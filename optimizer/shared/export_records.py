@@ -78,7 +78,7 @@ class SourceSpeed:
 
 @dataclass(frozen=True)
 class ExportedOn:
-    """When and where an export ran.
+    """The time and the machine of an export.
 
     Attributes:
         date: the time of its end, in UTC, in ISO 8601's form.
@@ -93,7 +93,7 @@ class ExportedOn:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """One target compared with its source.
+    """The comparison of one target with its source.
 
     Attributes:
         target: the target's name.
@@ -127,9 +127,10 @@ class Measurement(Comparison):
     """The difference of the program from the source after a pass, over calibration tokens.
 
     Attributes:
-        perplexity, source_perplexity: of the same tokens without those that begin a sequence; None if all do.
+        perplexity, source_perplexity: the perplexity of the same tokens without those that begin a sequence; None if
+            all tokens do.
         seconds: duration of the measurement.
-        unchanged: the pass changed nothing, and the figures are those from before it.
+        unchanged: True if the pass changed nothing, so that the figures are those from before it.
     """
 
     perplexity: float | None
@@ -140,17 +141,17 @@ class Measurement(Comparison):
 
 @dataclass(frozen=True)
 class PassVerification:
-    """The comparison of the program with its source from pass to pass.
+    """The comparisons of the program with its source after passes.
 
     Attributes:
         origin: the origin of the tokens.
-        sequences, tokens: counts of both.
+        sequences, tokens: the numbers of sequences and tokens.
         exact_tokens: tokens compared while only rounding may differ.
         relative_tolerance: largest error of a logit in that case, as a share of the largest logit.
         max_kl: largest mean KL after a lossy pass, in nats per token; None if the recipe is exact.
         captured: the captured program's measurement.
         measured: number of comparisons.
-        seconds: duration of all this, the source's part included.
+        seconds: duration of all comparisons, the source's run included.
     """
 
     origin: str
@@ -171,8 +172,8 @@ class PassSummary:
     Attributes:
         seconds: its duration; None if only the manifest describes the pass.
         target: the target whose pass it is; empty for those of the common pipeline.
-        measurement: the program's difference from the source after it; None if it was judged with a later pass,
-            the next one that has a measurement.
+        measurement: the program's difference from the source after it; None if it was measured together with a later
+            pass, the next one that has a measurement.
         figures: the pass's own measurements, place by place.
     """
 
@@ -198,8 +199,8 @@ class Coverage:
     """The part of a model that calibration tokens exercise.
 
     Attributes:
-        sequences, tokens: counts of both.
-        distinct_tokens, vocabulary_share: different ids among them, and their share of the model's vocabulary.
+        sequences, tokens: the numbers of sequences and tokens.
+        distinct_tokens, vocabulary_share: the number of different ids among them, and its share of the vocabulary.
         ranges: input ranges of the linears that the tokens went through; empty if nothing was calibrated.
         warnings: gaps in the coverage, as sentences.
     """
@@ -221,18 +222,20 @@ class CalibrationReport:
 
 
 Interval = tuple[float, float]
-"""The lower and the upper end."""
+"""An interval: (lower end, upper end)."""
 
 
 @dataclass(frozen=True)
 class FusionEffect:
-    """Times are medians in microseconds, of a step of one token and of a prefill of one request; None: not measured.
+    """The effect of one fusion on the times of a step of one token and of a prefill of one request.
+
+    Times are medians in microseconds; None: not measured.
 
     Attributes:
         fusion: the pass's name.
-        matched: how many places it changed.
-        decode_without, decode_with: with all fusions but this one, and with all.
-        prefill_without, prefill_with: the same.
+        matched: the number of places that it changed.
+        decode_without, decode_with: the time of a step without this fusion but with all others, and with all.
+        prefill_without, prefill_with: the same for a prefill.
         decode_saves, prefill_saves: the share of the time that the fusion saves, as an interval of confidence (95 %) of
             the median over rounds; below 0 it costs time. None if it can't be distinguished from noise.
     """
@@ -252,8 +255,9 @@ class FusionEffects:
     """The effects of a target's fusions.
 
     Attributes:
-        skipped: why nothing was measured; empty if something was.
-        decode_noise, prefill_noise: the share by which the program may differ from itself; None if not measured.
+        skipped: the reason why nothing was measured; "" if something was.
+        decode_noise, prefill_noise: the relative difference between two timings of the same program; None if not
+            measured.
     """
 
     target: str

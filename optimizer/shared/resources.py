@@ -17,7 +17,10 @@ import numpy.typing as npt
 _YOUNG_OBJECTS = 10_000
 
 THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-"""For work that is cut into pieces: the cores that the process may run on, and no more than its memory keeps busy."""
+"""The number of threads for work that can be divided.
+
+It is the number of cores that the process may run on, up to the number that keeps the memory busy.
+"""
 
 
 def peak_rss_bytes() -> int:
@@ -54,7 +57,10 @@ def fewer_collections() -> Iterator[None]:
 
 
 def release_pages(array: npt.NDArray[Any]) -> None:
-    """Gives back the memory of the mapped file that ``array`` is a part of; it is read again when it is needed."""
+    """Frees the resident pages of the mapped file that ``array`` is a part of.
+
+    They are read again when they are needed.
+    """
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = next((b for name in ("_mmap", "base", "obj") if (b := getattr(base, name, None)) is not None), None)

@@ -12,24 +12,24 @@ from enginewright.runtime.shared.targets import MEASURED
 from enginewright.runtime.shared.weight_formats import FORMATS
 
 _PROMPT = 512
-"""Tokens of the step whose arena is shown."""
+"""The tokens of the prompt whose step's arena is shown."""
 
 _LAYER = re.compile(r"(?:^|(?<=\.))(\d+)\.")
 RECORDS = (".input_scale", ".output_scale", ".input_rotation", ".output_rotation")
-"""The ends of names of tensors that only say how others were scaled and rotated: no step reads them."""
+"""Ends of names of tensors that no step reads: they record how other tensors were scaled and rotated."""
 
 _SUFFIX = re.compile(rf"(\.(weight|bias|rows|{'|'.join(FORMATS)}|scales|offsets|onnx|columns))+$")
 
 
 @dataclass(frozen=True)
 class StoredBytes:
-    """Weights that have these three in common.
+    """The bytes of the weights with the same layer, kind and type.
 
     Attributes:
         layer: the first number in their names; None if there is none.
-        kind: the module's path behind that number, such as mlp.down_proj.
+        kind: the module's path after that number, such as mlp.down_proj.
         dtype: f32, bf16, f16, fp8, i8, i4, u4, i32, or a format that no kernel reads. Scales and offsets are f16.
-        nbytes: as they are stored, without the holes between them.
+        nbytes: the bytes as stored, without the gaps between weights.
     """
 
     layer: int | None
@@ -40,7 +40,9 @@ class StoredBytes:
 
 @dataclass(frozen=True)
 class ArenaSize:
-    """The arena of the cpu target's program for a step, and the most of it that is alive at once: its lower bound."""
+    """The size of the cpu target's arena for a step, and the most bytes in it that are live at once: its lower
+    bound.
+    """
 
     name: str
     tokens: int
@@ -50,7 +52,7 @@ class ArenaSize:
 
 
 def arena_sizes(bundle: Bundle) -> list[ArenaSize]:
-    """Sizes the arena of a decode step, of a prompt of the whole context, and of each bucket; none without cpu."""
+    """Returns the sizes of the arena for a decode step, a prompt, and each bucket; empty without the cpu target."""
     if MEASURED not in bundle.programs:
         return []
     program, prompt = bundle.program(MEASURED), min(_PROMPT, bundle.model.context_length)

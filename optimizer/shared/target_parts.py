@@ -1,4 +1,4 @@
-"""Parts of targets' packages that commands ask for: see ``runtime.shared.targets``."""
+"""Finds optional modules of targets' packages for commands: see ``runtime.shared.targets``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from enginewright.runtime.shared.targets import part
 
 
 def targets_with(name: str) -> list[str]:
-    """Targets whose packages have that module, ours first. Raises TargetError for a package that can't be loaded."""
+    """Returns the targets whose package has the module ``name``, ours first.
+
+    Raises TargetError for a package that can't be loaded.
+    """
     return [target for target in TARGETS if part(target, name) is not None]
 
 

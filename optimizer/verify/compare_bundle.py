@@ -31,7 +31,7 @@ _ANOTHER_CHECKPOINT = (
 def compare_bundle(
     bundle: Bundle, source: ModelSource, target: str, progress: Progress, placement: Placement = Placement()
 ) -> VerificationReport:
-    """Repeats the comparison of the export, with the budget of the recipe in the bundle's manifest.
+    """Compares a bundle with its source as its export did, within the budget of the recipe in the bundle's manifest.
 
     Args:
         bundle: the bundle.
@@ -42,7 +42,7 @@ def compare_bundle(
 
     Raises:
         SourceError: the source is missing, damaged, another model, or has another tokenizer.
-        BundleError: this version doesn't have the manifest's recipe.
+        BundleError: this version can't read the manifest's recipe.
         VerificationError: the logits differ by more than the recipe allows.
     """
     check_source(bundle, source)
@@ -56,7 +56,7 @@ def compare_bundle(
 
 
 def check_source(bundle: Bundle, source: ModelSource) -> None:
-    """Raises SourceError if a bundle can't have been exported from this model, by the model's shape and its tokenizer.
+    """Raises SourceError if the model's shape or tokenizer shows that a bundle wasn't exported from it.
 
     Other weights of the same shape aren't noticed here; the comparison of logits finds them.
     """
@@ -86,7 +86,7 @@ def check_source(bundle: Bundle, source: ModelSource) -> None:
 
 
 def _info(bundle: Bundle, source: ModelSource, path: Path) -> ModelInfo:
-    """Returns the source's description, as a bundle of it would have it. Raises the errors of an export."""
+    """Returns the source's description, the same as in a bundle of it. Raises the errors of an export."""
     name, context = bundle.model.name, bundle.model.context_length
     if bundle.model.pooling is not None and (pooled := find_pooled(path, recipe_of(bundle).pooling)):
         return pooled_info(build_pooled_source(*pooled)[0], pooled[0], name, context)

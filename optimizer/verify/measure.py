@@ -38,7 +38,7 @@ _PRODUCTS: dict[Target, int] = {
     ew.quantized_linear.default: 0,
     ew.quantized_grouped_linear.default: 0,
 }
-"""Ops that multiply with a weight, and the number of the argument that is multiplied, [.., K]."""
+"""Op that multiplies with a weight -> the index of its argument that is multiplied, [.., K]."""
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,14 @@ from .verify import EXACT_HINT
 from .worst_layers import LayerError, layer_errors
 
 SHARE = 0.4
-"""The share of an export's time so far that may be spent on measurements that could also be made later."""
+"""The share of an export's time so far that optional measurements may take. Optional ones could also be made later."""
 
 LOCAL_TOLERANCE = 2e-4
-"""Relative error of a value that rounding explains. Sums in another order are off by 1e-6; a linear that is off by 1 %
-is off by 1e-2, or by 1e-3 where a residual of some times its size is added before one can look."""
+"""The relative error of a value that rounding explains.
+
+Sums in another order are off by 1e-6. An error of 1 % in a linear shows as 1e-2, or as 1e-3 where a residual several
+times as large was added before the value can be compared.
+"""
 
 SHOWN = 3
 """The number of layers that an error names."""
@@ -165,9 +168,7 @@ class PassMeasurements:
 
     @property
     def found(self) -> list[Measurement | None]:
-        """Returns the figures after each pass, in order; None for a pass that was measured together with a later
-        one.
-        """
+        """The figures after each pass, in order; None for a pass that was measured together with a later one."""
         return list(self._found)
 
     @property
@@ -210,8 +211,9 @@ class PassMeasurements:
         self._pending.clear()
 
     def _look_at(self, step: _Step) -> tuple[Measured, str | None]:
-        """Returns the measurement of the program after a step, and a description of its fault; None if it has no
-        fault.
+        """Measures the program after a step.
+
+        Returns the measurement, and a message if it differs by too much, otherwise None.
         """
         measured = self._measure(step.program, full=self._state.lossy or not step.exact)
         if not step.exact:
@@ -230,8 +232,9 @@ class PassMeasurements:
         return measured
 
     def _difference(self, measured: Measured) -> str | None:
-        """Describes an error beyond rounding on every sequence; None if one is exact: rounding may change a model's
-        choices.
+        """Returns a message if every sequence has an error beyond rounding; None if one sequence hasn't.
+
+        A single sequence may differ, because rounding may change a router's choice.
         """
         figures = measured.figures
         tolerance = self._tolerance * figures.largest_logit
@@ -253,11 +256,12 @@ class PassMeasurements:
         )
 
     def _change(self, step: _Step, measured: Measured) -> str | None:
-        """Describes an error beyond rounding since the last correct program, which had lost precision before; None
-        without one.
+        """Returns a message about an error beyond rounding since the last correct program, which had lost precision
+        before.
 
-        Where integers are rounded, a rounding difference may become a whole step, anywhere. So if logits differ by more
-        than rounding, single layers are compared, each with its inputs from before the pass.
+        It returns None without such an error. Where integers are rounded, a rounding difference may become a whole
+        step, anywhere. So if logits differ by more than rounding, single layers are compared, each with its inputs from
+        before the pass.
         """
         tolerance = self._tolerance * measured.figures.largest_logit
         pairs = zip(measured.logits, self._state.measured.logits, strict=True)
@@ -273,7 +277,7 @@ class PassMeasurements:
         )
 
     def _error(self) -> VerificationError:
-        """Returns the error for the first bad one of the pending passes, the last of which is bad."""
+        """Returns the error for the first faulty one of the pending passes, of which the last is known to be faulty."""
         low, high = 0, len(self._pending) - 1
         while low < high:
             middle = (low + high) // 2

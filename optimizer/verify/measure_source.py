@@ -83,7 +83,9 @@ def measure_against(
 
 
 def _bisect(source: ModelSource, recipe: str | Path | None) -> str:
-    """Returns the command that bisects the passes; "" for model objects and adapters, which it doesn't take."""
+    """Returns the command that bisects the passes; "" for model objects and adapters, which the command doesn't
+    support.
+    """
     if source.path is None or source.adapters:
         return ""
     words = ["optimize", "bisect", str(source.model), *(["--recipe", str(recipe)] if recipe is not None else [])]

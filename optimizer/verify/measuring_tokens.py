@@ -15,16 +15,16 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 from .text import evaluation_text, why_no_text
 
 SEQUENCES = 4
-"""The number of sequences. A router may decide otherwise by rounding in one of them, but not in all."""
+"""The number of sequences. Rounding may change a router's choice in one of them, but hardly in all."""
 
 LENGTH = 64
-"""Tokens of a sequence if precision is lost: a mean KL of 256 tokens is known to about a tenth."""
+"""The tokens of a sequence after a loss of precision: the mean KL of 256 tokens is known to about a tenth."""
 
 EXACT_LENGTH = 16
-"""Tokens of a sequence while nothing but rounding may differ: a fault shows in few tokens."""
+"""The tokens of a sequence as long as only rounding may differ. A few tokens are enough to show a fault."""
 
 MOST_LOGITS = 1 << 25
-"""The most logits of the source for all sequences: they stay in memory while passes are measured."""
+"""The most logits of the source for all sequences together. They stay in memory while passes are measured."""
 
 SEED = 20261120
 

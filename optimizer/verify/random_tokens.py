@@ -21,12 +21,13 @@ _MARGIN = 8.0
 
 
 def relative_tolerance(program: LoweredProgram) -> float:
-    """Returns the largest difference of two 32-bit evaluations in different orders, as a share of the largest logit.
+    """Returns the largest difference of logits that rounding explains, as a share of the largest logit.
 
-    Each product with a weight sums K rounded terms, whose errors add up as a random walk: eps sqrt(K) of a result's
-    size. Along the whole program they add up again: eps sqrt(sum of K). Eight times this covers the largest of some
-    millions of logits, and models that amplify errors. Measured: real differences are 2 to 20 % of it. A weight that is
-    off by 1 % in one of the 210 linears of a model of 135M parameters is at least 4 times it.
+    It is for two 32-bit evaluations with sums in different orders. Each product with a weight sums K rounded terms,
+    whose errors add up as a random walk: eps sqrt(K) of a result's size. Along the whole program they add up again: eps
+    sqrt(sum of K). Eight times this covers the largest of some millions of logits, and models that amplify errors.
+    Measured differences are 2 to 20 % of it. A weight that is off by 1 % in one of the 210 linears of a model of 135M
+    parameters is at least 4 times it.
     """
     terms = 0
     for step in program.steps:

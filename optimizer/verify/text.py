@@ -27,7 +27,7 @@ LEAST_CONTEXT = 64
 """The smallest context, in tokens, of a model that is compared on the text."""
 
 MOST_WINDOWS = 8
-"""The most windows of the text: some 4,000 tokens, whose mean KL is known to some per cent."""
+"""The most windows of the text: some 4,000 tokens, from which the mean KL is known to a few per cent."""
 
 _WORK = 1 << 38
 """The most work of the source, as parameters times tokens: half a minute on two cores. One window is always run."""
@@ -47,7 +47,9 @@ def why_no_text(tokenizer: Tokenizer | None, info: ModelInfo) -> str | None:
 
 
 def windows_to_compare(parameters: int, window: int, available: int) -> list[int]:
-    """Indices of the windows to compare, spread over the text; as many as the model's size allows, at least one."""
+    """Returns the indices of the windows to compare, spread over the text: at least one, and fewer for larger
+    models.
+    """
     count = max(1, min(available, MOST_WINDOWS, _WORK // (max(parameters, 1) * window)))
     return spread(count, available)
 

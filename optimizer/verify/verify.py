@@ -1,4 +1,4 @@
-"""Compares a complete bundle with the source that it was exported from. Every export does so."""
+"""Compares a complete bundle with the source from which it was exported, in every export."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ SEEDS = (20261120, 20261121, 20261122)
 """Seeds of the random tokens. A later seed is used only if the earlier ones show a difference; see `_exact`."""
 
 DEFAULT_MAX_KL = 0.05
-"""Mean KL per token in nats that a recipe which loses precision may cost, where it says nothing else."""
+"""The default budget of a recipe that loses precision: the largest mean KL per token, in nats."""
 
 RANDOM_FACTOR = 10.0
-"""The factor by which a recipe may exceed its budget on random tokens; a text has to meet the budget itself.
+"""The factor by which a recipe may exceed its budget on random tokens. A text has to meet the budget itself.
 
-No model has learned a continuation of random tokens: the KL there is a few times the text's (int8 of SmolLM2: 0.010 and
-0.005), and no user notices it. They detect programs that run packed requests wrongly, which costs more.
+No model has learned a continuation of random tokens. So the KL there is a few times that of a text (int8 of SmolLM2:
+0.010 and 0.005), and users don't notice it. Random tokens reveal programs that run packed requests wrongly, which costs
+more KL.
 """
 
 EXACT_HINT = "The model is not computed as it should be: please report it, with the model's configuration."
@@ -167,7 +168,15 @@ def _open(bundle: Bundle, target: str, info: ModelInfo, placement: Placement, *,
 def _exact(
     compare: Callable[[int], Comparison], relative_tolerance: float, target: str
 ) -> tuple[int, Comparison, float]:
-    """Returns the first of SEEDS with only rounding differences on its tokens, the comparison, and the tolerance."""
+    """Compares on random tokens of each of SEEDS, until only rounding differs. Returns (seed, comparison, tolerance).
+
+    Args:
+        compare: compares on the tokens of a seed.
+        relative_tolerance: the largest difference that rounding explains, as a share of the largest logit.
+        target: the target, for the error.
+
+    Raises VerificationError if all seeds show a larger difference.
+    """
     worst: tuple[Comparison, float] | None = None
     for seed in SEEDS:
         result = compare(seed)

@@ -20,7 +20,7 @@ from .random_tokens import check_logits, comparison
 from .text import evaluation_text
 
 LENGTHS = (1, 5, 17, 33, 64)
-"""Tokens of the random texts, which are computed in one step."""
+"""The lengths in tokens of the random texts, which the bundle computes in one step."""
 
 MOST_TEXTS = 64
 """The most lines of the package's text that are compared."""

@@ -21,15 +21,15 @@ from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.passes.ir.weights import COMPUTED
 
 Values = dict[str, torch.Tensor]
-"""Values by the names of nodes."""
+"""Name of a node -> its value."""
 
 TOKENS = 16
-"""The tokens of a sequence; all values of a program on these are in memory."""
+"""The tokens of the sequences. All values of a program for these tokens are in memory."""
 
 SEQUENCES = 2
 
 _SHOWN = 4
-"""Tensors of a place that are printed."""
+"""The most tensors of a place that are printed."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class LayerError:
     """The error of one place.
 
     Attributes:
-        where: module paths.
+        where: the paths of its modules.
         op: the op that computes the value, such as "ew.rope".
-        tensors: tensors of the checkpoint, in the weights between this place and those before it.
-        error: root mean square of the difference, as a share of that of the value.
+        tensors: the tensors of the checkpoint on which the value depends, but no value of an earlier place.
+        error: root mean square of the difference, divided by that of the value.
     """
 
     where: str
@@ -100,7 +100,7 @@ def _relative(value: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _places(before: Program, after: Program) -> dict[Node, str]:
-    """Returns calls of ``after`` -> the name of the call of ``before`` with whose value theirs is compared."""
+    """Returns call of ``after`` -> name of the call of ``before`` with which its value is compared."""
     old = {n.name: n for n in before.graph.nodes}
     new = {n.name: n for n in after.graph.nodes}
     places: dict[Node, str] = {}
@@ -116,7 +116,7 @@ def _places(before: Program, after: Program) -> dict[Node, str]:
 
 
 def _pairs(new: object, old: object) -> Iterator[tuple[Node, Node]]:
-    """Nodes that are at the same place in two calls' arguments."""
+    """Yields pairs of nodes that are at the same position in the arguments of two calls."""
     if isinstance(new, Node) and isinstance(old, Node):
         yield new, old
     elif isinstance(new, Mapping) and isinstance(old, Mapping):
@@ -128,7 +128,7 @@ def _pairs(new: object, old: object) -> Iterator[tuple[Node, Node]]:
 
 
 def _tensors(before: Program, after: Program, places: Mapping[Node, str]) -> dict[Node, tuple[str, ...]]:
-    """Returns calls of ``after`` -> the source tensors on which their values depend, but no earlier compared value."""
+    """Returns call of ``after`` -> the source tensors on which its value depends, but no earlier compared value."""
     old_tensors = {n.name: _own_tensors(before, n) for n in before.graph.nodes if n.op == "call_function"}
     tensors: dict[Node, tuple[str, ...]] = {}
     for node in after.graph.nodes:

@@ -205,7 +205,9 @@ class DiskTier:
         return [(name, self._keys), (self.store.states(name), self._states)]
 
     def _named(self, node: Node) -> Iterator[tuple[bytes, int, Sequence[int]]]:
-        """Yields (name, number of tokens, block of each group) for a node's full block and for each snapshot within it."""
+        """Yields (name, number of tokens, block of each group) for a node's full block and for each snapshot within
+        it.
+        """
         nothing = [NO_BLOCK] * len(node.blocks)
         if len(node.items) == self._block_size:
             yield self._name(node), self._block_size, _both(node.blocks, node.states.get(self._block_size, nothing))
@@ -230,5 +232,7 @@ class DiskTier:
 
 
 def _both(keys: Sequence[int], states: Sequence[int]) -> list[int]:
-    """Merges two lists of blocks by group: takes a group's block from ``states``, or from ``keys`` if it has no states."""
+    """Merges two lists of blocks by group: each group's block from ``states``; for groups without states, from
+    ``keys``.
+    """
     return [key if state == NO_BLOCK else state for key, state in zip(keys, states, strict=True)]

@@ -27,13 +27,13 @@ class Description:
     Attributes:
         model_type: transformers' name of the configuration's class.
         fields: the fields of the configuration.
-        ropes: the rotary embedding of each kind of layer; the key None is for all layers; {} for a model without.
-        tensors: the place of each tensor in the model, by the tensor's name in the file.
+        ropes: kind of layer -> its rotary embedding; the key None is for all layers. {} for a model without.
+        tensors: tensor's name in the file -> its place in the model.
         layer_prefix: prefix of the model's names of layers.
         layers: the number of layers.
         skipped: the names of tensors that aren't weights.
-        zeros: the shape of each weight that the class has and the file may leave out, by the model's name.
-        pooling: what the file says about the numbers of a whole text; None for a model that generates text.
+        zeros: the model's name -> the shape, of each weight that the file may omit and that is zero then.
+        pooling: the pooling that the file states; None for a model that generates text.
     """
 
     model_type: str
@@ -49,12 +49,12 @@ class Description:
 
 @dataclass
 class Reading:
-    """A description in the making, from the keys and tensors of one file.
+    """A ``Description`` while the keys and tensors of a file are read.
 
     Attributes:
         keys: the keys of the architecture.
         file: the open file.
-        blocks: the number of blocks of layers in the file, drafts included.
+        blocks: the number of blocks of layers in the file, those of a draft model included.
         layers: the number of the model's layers.
         fields, ropes, tensors, model_type, skipped, zeros: as in ``Description``.
         heads: the number of query heads.
@@ -208,10 +208,9 @@ def read_window(r: Reading, *, default: int | None, period: int) -> list[str] | 
     """Reads the sliding window, and returns the kind of each layer; None if there is no window.
 
     Args:
-        r: the reading, whose field ``sliding_window`` is set.
+        r: the reading. Its field ``sliding_window`` is set.
         default: the window of a file without the key; None if the architecture may be without a window.
-        period: every layer whose number, from 1, is a multiple of this has full attention, unless the file lists the
-            kinds.
+        period: the number of layers after which one has full attention, if the file doesn't list the kinds.
     """
     window = r.keys.integer("attention.sliding_window", default or 0)
     kinds = r.keys.flags_by_layer("attention.sliding_window_pattern", r.layers)
@@ -232,9 +231,9 @@ def read_swa_base(r: Reading, default: float) -> float:
 
 
 def check_swa_base(r: Reading) -> None:
-    """Raises UnsupportedModelError if layers with a sliding window have another base than the others.
+    """Raises UnsupportedModelError if layers with a sliding window have another rotary base than the others.
 
-    The classes of some architectures have one base alone.
+    It is for architectures whose class has only one base.
     """
     theta = r.ropes[None].theta
     if read_swa_base(r, theta) != theta:
@@ -242,7 +241,8 @@ def check_swa_base(r: Reading) -> None:
 
 
 def read_factors(r: Reading) -> None:
-    """Reads two tensors of divisors of the rotary frequencies, for contexts up to the original one and for longer ones.
+    """Reads the divisors of the rotary frequencies: a tensor for contexts up to the original one, and one for longer
+    ones.
 
     A file without these tensors changes nothing.
     """

@@ -43,7 +43,7 @@ _REFUSED = {
     **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), "a draft model, which runs within another"),
     **dict.fromkeys(("t5", "t5encoder"), "an encoder of T5, whose biases of attention aren't read"),
 }
-"""Architectures that can't be read, and what they are."""
+"""Architecture that can't be read -> its description, for the error."""
 
 
 def describe(file: GgufFile) -> Description:
@@ -95,10 +95,10 @@ def describe(file: GgufFile) -> Description:
 
 
 def _read_pooling(r: Reading, known: Architecture) -> Pooling | None:
-    """Reads what the file says about whole texts; None for a model that generates text.
+    """Reads the pooling that a file states; None for a model that generates text.
 
-    Raises the errors of ``read_pooling``, and UnsupportedModelError for an encoder that is causal, a decoder that isn't
-    and generates text, and a recurrent model with a pooling.
+    Raises the errors of ``read_pooling``. Raises UnsupportedModelError for an encoder that is causal, for a
+    bidirectional decoder that generates text, and for a recurrent model with a pooling.
     """
     architecture = r.file.architecture
     causal = r.keys.flag("attention.causal", architecture != "gemma-embedding") and architecture != "gemma-embedding"

@@ -53,14 +53,14 @@ Bytes = npt.NDArray[np.uint8]
 Type = gguf.GGMLQuantizationType
 Q2_0 = cast("Type", getattr(Type, "Q2_0", _Newer.Q2_0))
 SIZES: Mapping[Type, tuple[int, int]] = {**gguf.GGML_QUANT_SIZES, Q2_0: (64, 18)}
-"""Values of a block, and its bytes, by type."""
+"""Type of blocks -> (values of a block, bytes of a block)."""
 
 
 class GgufTensor(NamedTuple):
     """A tensor of a file.
 
-    Attributes: see the fields of the package ``gguf``; ``shape`` begins with the innermost dimension. ``data`` are its
-    bytes, mapped and not read, which begin at ``data_offset`` of the file ``origin``.
+    Attributes: as in the package ``gguf``. ``shape`` begins with the innermost dimension. ``data`` is the mapped file
+    from byte ``data_offset`` on, with the tensor's unread blocks; ``origin`` is the file.
     """
 
     name: str
@@ -184,7 +184,7 @@ def _q6_k(blocks: Bytes) -> _Unpacked:
 _LEVELS = np.array(IQ4, np.int8)
 """The numbers that the codes of IQ4_NL and IQ4_XS stand for."""
 _E2M1 = np.array(TWICE_E2M1, np.int8)
-"""Twice what values of MXFP4 and NVFP4 stand for."""
+"""Twice the numbers that the codes of MXFP4 and NVFP4 stand for, by code."""
 
 
 def _iq4_nl(blocks: Bytes) -> _Unpacked:
@@ -211,7 +211,11 @@ _UE4M3 = np.ldexp(
     np.where(np.arange(256) & 0x78, 8 + np.arange(256) % 8, 2 * (np.arange(256) % 8)) / 8.0,
     (np.arange(256) >> 3 & 15) - 8,
 ).astype(np.float16)
-"""Half of what a scale of NVFP4 stands for, by byte: no sign, 4 bits of exponent, 3 of mantissa; 127 is 0."""
+"""Half of the number that a scale of NVFP4 stands for, by its byte: no sign, 4 bits of exponent, 3 of mantissa; 127 is
+0.
+
+The half makes up for codes that are twice their numbers.
+"""
 _UE4M3[127] = 0
 
 
@@ -254,14 +258,14 @@ _TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
     **{gguf.GGMLQuantizationType[name.upper()]: (CodeFormat(8, VALUES, kind=name), _of_codebook) for name in CODEBOOKS},
 }
 _OWN = (Type.Q1_0, Q2_0)
-"""Types that the package gguf can't convert to floats."""
+"""Types of blocks that the package ``gguf`` can't convert to floats, so that this module does."""
 
 FORMATS: Mapping[Type, CodeFormat] = {name: of[0] for name, of in _TYPES.items()}
-"""Types of blocks whose integers a bundle can hold."""
+"""Type of blocks -> the format in which a bundle can hold their integers."""
 
 
 def format_of(tensors: Sequence[GgufTensor]) -> CodeFormat | None:
-    """Returns the format of the tensors' blocks; None unless all have the same one and a bundle can store it."""
+    """Returns the format of the tensors' blocks; None if they differ, or if a bundle can't store them."""
     kinds = {t.tensor_type for t in tensors}
     return FORMATS.get(kinds.pop()) if len(kinds) == 1 else None
 
@@ -271,10 +275,15 @@ def rows_of(
     changes: Sequence[Callable[[npt.NDArray[Any]], npt.NDArray[Any]]],
     joined: Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]],
 ) -> npt.NDArray[np.int64] | None:
-    """Returns the tensors' row, counted through all of them, that each row of the weight [.., K] has: [..].
+    """Returns for each row of a weight [.., K] the row of the tensors from which it comes: [..].
 
-    None if a tensor's change does more than reorder rows. The changes are applied to row numbers and to column numbers
-    to find out. ``joined`` joins the changed tensors along an axis before the last.
+    Rows are counted through all tensors. Returns None if a change does more than reorder rows, which is found out by
+    applying the changes to row numbers and to column numbers.
+
+    Args:
+        tensors: the tensors of which the weight consists.
+        changes: the change of each tensor.
+        joined: joins the changed tensors along an axis before the last.
     """
     size, start, rows = int(tensors[0].shape[0]), 0, []
     for tensor, change in zip(tensors, changes, strict=True):
@@ -293,9 +302,9 @@ def rows_of(
 
 
 def read_codes(tensors: Sequence[GgufTensor], rows: npt.NDArray[np.int64]) -> Codes:
-    """Reads the integers of a weight. ``rows``: its rows, from ``rows_of``.
+    """Reads the integers of a weight. ``rows``: the result of ``rows_of``.
 
-    Raises SourceError naming the tensor if its blocks' numbers can't be kept.
+    Raises SourceError naming the tensor if its scales or offsets can't be represented.
     """
     parts = [_unpack(t) for t in tensors]
     stored = [torch.cat(kind) if len(kind) > 1 else kind[0] for kind in zip(*parts, strict=True)]
@@ -307,10 +316,10 @@ def read_codes(tensors: Sequence[GgufTensor], rows: npt.NDArray[np.int64]) -> Co
 
 
 def dequantize(tensor: GgufTensor) -> npt.NDArray[np.float32]:
-    """Returns a tensor's values as floats, in its shape. Raises NotImplementedError for a type without dequantization.
+    """Returns a tensor's values as floats, in its shape. Raises NotImplementedError for a type that can't be converted.
 
-    It calls the package `gguf` for some thousand blocks at a time, on several threads. The package alone takes 16 rows
-    at a time, however short, and holds the result twice.
+    It calls the package `gguf` for some thousand blocks at a time, on several threads. By itself the package converts
+    16 rows at a time, however short, and holds the result twice.
     """
     size, bytes_of_block = SIZES[tensor.tensor_type]
     if size == 1:
@@ -330,7 +339,10 @@ def dequantize(tensor: GgufTensor) -> npt.NDArray[np.float32]:
 
 
 def floats(blocks: Bytes, kind: Type) -> npt.NDArray[np.float32]:
-    """Makes floats [n, values of a block] of blocks [n, bytes]. Raises NotImplementedError, see ``dequantize``."""
+    """Converts blocks [n, bytes] to floats [n, values of a block].
+
+    Raises NotImplementedError as ``dequantize`` does.
+    """
     if kind in _OWN:
         unpacked = _TYPES[kind][1](blocks)
         return np.multiply(unpacked.values, unpacked.scales.halves[:, None], dtype=np.float32)

@@ -106,7 +106,10 @@ def _read_olmo2(r: Reading) -> None:
 
 
 def check_latent_epsilon(r: Reading) -> None:
-    """Raises UnsupportedModelError for an epsilon far from 1e-6, which classes have in the norms of latent vectors."""
+    """Raises UnsupportedModelError for an epsilon far from 1e-6.
+
+    The classes always use 1e-6 in the norms of latent vectors.
+    """
     if r.fields["rms_norm_eps"] > 1.001e-5:
         raise r.keys.refusal(RMS, f"is {r.fields['rms_norm_eps']}")
 

@@ -23,7 +23,7 @@ _KINDS = {
     "vocab": "a vocabulary alone, without weights",
     "controlvector": "a control vector, not a model",
 }
-"""The content of a file that isn't a model, by its general.type or general.architecture."""
+"""Value of general.type or general.architecture of a file that isn't a model -> its description."""
 _KIND_OF_ARCHITECTURE = {"clip": "mmproj", "imatrix": "imatrix", "controlvector": "controlvector"}
 _HINTS = {
     "adapter": "Merge it into its base model, and pass the merged model.",
@@ -108,7 +108,7 @@ def _header_of_part(part: Path, index: int, count: int) -> Header:
 
 
 def _check_kind(path: Path, header: Header) -> None:
-    """Raises UnsupportedModelError for a file that says that it isn't a model."""
+    """Raises UnsupportedModelError if the keys of a file say that it isn't a model."""
     stated, architecture = header.keys.get("general.type"), header.keys.get("general.architecture")
     names = {tensor.name for tensor in header.tensors}
     kind = stated if isinstance(stated, str) and stated in _KINDS else None

@@ -24,9 +24,9 @@ from .tensors import Place, less_one, size_of
 
 
 def _query_scale(r: Reading, layers: int) -> float:
-    """Returns the square of the divisor of Gemma's attention scores.
+    """Returns the field query_pre_attn_scalar: attention scores are divided by its square root.
 
-    ``layers`` is the number of layers of the largest model of a generation, which has another divisor.
+    ``layers``: the number of layers of the largest model of a generation, which has another value.
     """
     return r.fields["hidden_size"] // r.heads if r.layers == layers else r.head_dim
 
@@ -100,7 +100,10 @@ def _read_gemma4_heads(r: Reading, kinds: Sequence[bool]) -> None:
 
 
 def _read_gemma4_sharing(r: Reading) -> None:
-    """Reads how many of the last layers take keys and values of earlier ones; such layers may have wider networks."""
+    """Reads the number of last layers that use the keys and values of earlier ones.
+
+    Such layers may have wider networks.
+    """
     shared = r.keys.integer("attention.shared_kv_layers", 0)
     unshared = r.layers - shared
     if unshared <= 0:
@@ -115,7 +118,7 @@ def _read_gemma4_sharing(r: Reading) -> None:
 
 
 def rotate_apart(r: Reading) -> None:
-    """Gives layers with a window rotary frequencies of their own."""
+    """Sets separate rotary embeddings for layers with full attention and for layers with a window."""
     r.ropes[FULL], r.ropes[SLIDING] = r.ropes.pop(None), Rope(read_swa_base(r, 10000.0))
 
 

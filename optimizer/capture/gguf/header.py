@@ -28,10 +28,13 @@ KEPT_BLOCKS = {
     **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 21: "IQ3_S", 22: "IQ2_S"},
     **{20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0"},
 }
-"""Types of blocks that a bundle can keep, by ggml's number of them: those of ``FORMATS`` in blocks.py."""
+"""ggml's numbers of the types of blocks that a bundle can keep, which are the keys of ``FORMATS`` in blocks.py."""
 
 READER_VERSION = 2
-"""Counts up when the same file is read as another model; 1 was transformers' reader, which bundles don't name."""
+"""The version of this reader. It rises when the same file is read as another model.
+
+Version 1 was transformers' reader, and bundles don't name it.
+"""
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -69,7 +69,9 @@ def _with_slopes(
     slopes: torch.Tensor,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Computes attention as ``attention_function`` does, with a bias of -slope * distance; one text, without mask."""
+    """Computes attention as ``attention_function`` does, with a bias of -slope * distance, for one text without a
+    mask.
+    """
     positions = torch.arange(query.shape[2])
     distances = (positions[:, None] - positions[None, :]).abs().float()
     scores = query @ key.transpose(2, 3) * scaling - slopes[:, None, None] * distances
@@ -77,7 +79,7 @@ def _with_slopes(
 
 
 class JinaBertAttention(torch.nn.Module):
-    """Self-attention on both sides, whose scores fall linearly with the distance."""
+    """Bidirectional self-attention with linear biases: a score falls with the distance of query and key."""
 
     def __init__(self, config: JinaBertConfig, layer_idx: int) -> None:
         super().__init__()

@@ -22,13 +22,13 @@ RMS, NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
 class _Required:
-    """The default of a key that must be there."""
+    """The type of ``REQUIRED``, the default of a key that must be there."""
 
 
 REQUIRED: Final = _Required()
 
 HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned"})
-"""Keys, without the architecture, that change nothing: the size of the vocabulary is that of the embedding."""
+"""Keys, without the architecture, that change nothing. The vocabulary's size, for example, is that of the embedding."""
 
 NEUTRAL: Mapping[str, tuple[Value, ...]] = {
     **dict.fromkeys(
@@ -55,11 +55,11 @@ NEUTRAL: Mapping[str, tuple[Value, ...]] = {
     "rope.scale_linear": (0, 1),
     "tensor_data_layout": ("Meta AI original pth", "jploski"),
 }
-"""Values that change nothing, by key, where the architecture doesn't read the key."""
+"""Key -> its values that change nothing, for architectures that don't read the key."""
 
 
 class Keys:
-    """The keys of one architecture, by name without the architecture."""
+    """The keys of one architecture. Names of keys are without the architecture."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -139,14 +139,17 @@ class Keys:
         )
 
     def name(self, name: str, *, path: bool = True) -> str:
-        """Returns the full name of a key; ``path``: with the file before it, for messages."""
+        """Returns the full name of a key; with ``path``, after the path of the file, for messages."""
         full = f"{self._prefix}{name}"
         return f"{self.file.path}: {full}" if path else full
 
     def check_number(self, name: str, expected: int, what: str) -> None:
-        """Raises SourceError if a key states another number than ``expected``, of ``what``.
+        """Raises SourceError if a key exists and isn't ``expected``.
 
-        ``name``: without the architecture, or the whole name of a key of the tokenizer. The key may be missing.
+        Args:
+            name: the key without the architecture, or the whole name of a key of the tokenizer.
+            expected: the number that the file's contents have.
+            what: the counted things, for the message.
         """
         key = name if name.startswith("tokenizer.") else self.name(name, path=False)
         if (value := self.file.metadata.get(key, expected)) != expected:

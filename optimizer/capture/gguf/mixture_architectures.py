@@ -44,7 +44,7 @@ def _read_routing(r: Reading) -> None:
 
 
 def read_shared_width(r: Reading) -> None:
-    """Reads the width of the expert that all tokens use; without its key it is that of a dense layer."""
+    """Reads the width of the expert that all tokens use. If the key is missing, it is the width of a dense layer."""
     default = r.fields["intermediate_size"]
     r.fields["shared_expert_intermediate_size"] = (
         r.keys.integer("expert_shared_feed_forward_length", default) or default

@@ -109,7 +109,7 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 
 def pooling_of(file: GgufFile) -> Pooling | None:
-    """Returns what a file says about the numbers of a whole text; None for a model that generates text.
+    """Returns the pooling that a file states; None for a model that generates text.
 
     Raises the errors of ``read_config``.
     """

@@ -1,6 +1,7 @@
-"""Reads what a GGUF file says about the numbers of a whole text: the pooling, the head of a classifier, its labels.
+"""Reads the pooling that a GGUF file states, for vectors, scores or classes of whole texts.
 
-Reference: ``build_pooling`` and ``build_dense_out`` in llama.cpp's src/llama-graph.cpp, as in llama-cpp-python 0.3.36.
+It includes the modules after the pooling, the head of a classifier, and its labels. Reference: ``build_pooling`` and
+``build_dense_out`` in llama.cpp's src/llama-graph.cpp, as in llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .tensors import Place
 
 KEY, OF_HEAD, LABELS = "pooling_type", "classifier.pooling_type", "classifier.output_labels"
 AFTER = "after"
-"""The name of the modules after the pooling, before their numbers, in names of weights."""
+"""The prefix of the names of weights after the pooling, before the module's number."""
 _EMBEDS = {1: "mean", 2: "cls", 3: "last"}
 _RANK = 4
 _HEAD = ("cls", "cls.norm", "cls.output")
 _DENSE = ("dense_2", "dense_3")
 _RERANK = "tokenizer.chat_template.rerank"
 _ANSWERS = ("yes", "no")
-"""The labels of a decoder's two logits of which llama.cpp takes the softmax: the score is that of the first."""
+"""The labels of a decoder's two logits. The score is the first one after a softmax over both, as in llama.cpp."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ class Norm:
 
 @dataclass(frozen=True)
 class Pooling:
-    """The pooling that a file states, and what follows it.
+    """The pooling that a file states, and the modules after it.
 
     Attributes:
         task: see ``PoolingInfo``.
         kind: the kind of ``ew.pool``.
         longest: the longest text in tokens.
-        modules: what follows the pooling, in order.
+        modules: the modules after the pooling, in order.
         labels: the names of classes.
-        tensors: the place of each tensor after the pooling.
+        tensors: tensor after the pooling -> its place.
         warnings: messages about assumptions.
-        template: the text of a pair with {query} and {document}, of a reranker that is a decoder; None without one.
+        template: the text of a pair with {query} and {document}, for a reranker that is a decoder; None without one.
     """
 
     task: PooledTask
@@ -176,14 +177,18 @@ def _read_head(keys: Keys, *, causal: bool, size: int, activation: str) -> Pooli
 
 
 def _first_less_second(weight: Any, config: Any) -> Any:
-    """Turns the rows of two logits [2, ...] into one whose sigmoid is the softmax of the first: [1, ...]."""
+    """Subtracts the second row of a head for two logits [2, ...] from the first: [1, ...].
+
+    The sigmoid of the new logit is the first value of the softmax over both.
+    """
     return weight[:1] - weight[1:2]
 
 
 def _modules(keys: Keys, names: list[str], size: int, activations: Mapping[str, str]) -> tuple[Dense | Norm, ...]:
-    """Returns the modules of tensors with these names, the first of which gets vectors of ``size``.
+    """Returns the modules of the tensors ``names``, in order.
 
-    Raises SourceError naming a tensor that doesn't fit what is before it.
+    ``size``: the size of the vectors that the first one gets. Raises SourceError naming a tensor whose size doesn't
+    match.
     """
     modules: list[Dense | Norm] = []
     file = keys.file

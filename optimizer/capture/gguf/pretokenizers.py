@@ -39,7 +39,10 @@ def as_in_unicode_15(expression: str) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """One expression: its matches become parts of their own, or end the part before them."""
+    """One expression of a pre-tokenizer.
+
+    Each match becomes a part, or ends the part before it, as ``behavior`` says.
+    """
 
     expression: str
     behavior: Behavior = "Isolated"
@@ -106,9 +109,11 @@ _BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{0964}\x{06D4}\x{060C})
 
 
 def _cased(letter: str, contraction: str) -> str:
-    """Returns an expression for words that end before a capital after a small letter.
+    """Returns an expression for words, which end before a capital letter that follows a small one.
 
-    ``letter``: the class of a word's letters. ``contraction``: an expression for the word's suffix, such as 's.
+    Args:
+        letter: the class of a word's letters.
+        contraction: an expression for the word's suffix, such as 's.
     """
     capital, small = f"[{letter}&&[^a-z]]", f"[{letter}&&[^A-Z]]"
     begin = r"[^\r\n\p{L}\p{N}]?"
@@ -250,4 +255,4 @@ _BY_NAMES: Mapping[tuple[str, ...], PreTokenizer] = {
 }
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {name: one for names, one in _BY_NAMES.items() for name in names}
-"""Every value of ``tokenizer.ggml.pre`` that llama.cpp knows."""
+"""Value of ``tokenizer.ggml.pre`` -> its settings, for all values that llama.cpp knows."""

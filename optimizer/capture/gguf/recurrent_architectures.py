@@ -33,11 +33,14 @@ from .tensors import (
 
 LINEAR = "linear_attention"
 SIGMOID = 2
-"""The value of expert_gating_func for sigmoids."""
+"""The value of the key expert_gating_func that stands for sigmoids."""
 
 
 def _part_of(r: Reading, key: str, of: str) -> int:
-    """Returns the quotient of two keys. Raises UnsupportedModelError naming ``of`` unless ``key`` divides it."""
+    """Returns the value of the key ``of`` divided by that of ``key``.
+
+    Raises UnsupportedModelError naming ``of`` if it isn't whole.
+    """
     divisor, whole = r.keys.integer(key), r.keys.integer(of)
     if not divisor or not whole or whole % divisor:
         raise r.keys.refusal(of, f"is {whole}, for {r.keys.file.architecture}.{key} of {divisor}")
@@ -45,13 +48,13 @@ def _part_of(r: Reading, key: str, of: str) -> int:
 
 
 def _check_layers(r: Reading, key: str, kinds: Sequence[str], tensors: Mapping[str, str]) -> None:
-    """Raises UnsupportedModelError naming ``key`` if a layer doesn't have the tensor of its kind, or has another's.
+    """Raises UnsupportedModelError, naming ``key``, if a layer's tensors contradict its kind.
 
     Args:
         r: the reading.
-        key: the key that the kinds of layers come from.
+        key: the key from which the kinds of layers follow.
         kinds: the kind of each layer.
-        tensors: a tensor that layers of one kind alone have, by the kind.
+        tensors: kind -> a tensor that all layers of this kind have, and no others.
     """
     for layer, kind in enumerate(kinds):
         for other, tensor in tensors.items():
@@ -153,13 +156,13 @@ def _read_falcon_h1(r: Reading) -> None:
 
 
 def _kinds_by_heads(r: Reading, kind: str, tensor: str, attention: str = "attn_k.weight") -> list[str]:
-    """Reads the kind of each layer: one without heads of keys and values is of ``kind``.
+    """Returns the kind of each layer: ``kind`` for layers without key/value heads, otherwise full attention.
 
     Args:
         r: the reading.
-        kind: the name of that kind.
-        tensor: the tensor that layers of ``kind`` alone have.
-        attention: the tensor that layers with attention alone have.
+        kind: the name of the other kind.
+        tensor: a tensor that only layers of ``kind`` have.
+        attention: a tensor that only layers with attention have.
     """
     key = "attention.head_count_kv"
     heads = r.keys.by_layer(key, r.blocks, r.heads)[: r.layers]

@@ -20,7 +20,7 @@ from .keys import Keys
 
 _TYPES = ("none", "linear", "yarn")
 _UNREAD = {"yarn_ext_factor": 1.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_log_multiplier": 0.0}
-"""YaRN's parameters that llama.cpp takes as this where an architecture doesn't read them."""
+"""The values of YaRN's parameters that llama.cpp uses for architectures for which it doesn't read them."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Rope:
 
     Attributes:
         theta: the base of the frequencies.
-        factor: how much longer than the original the context is; 1 for none.
-        yarn: True divides by YaRN's ramp, False all frequencies.
+        factor: the context length divided by the original one; 1 for no scaling.
+        yarn: True divides frequencies by YaRN's ramp; False divides all of them by ``factor``.
         original: the original context in tokens, for YaRN.
         attention_factor: the factor of cosines and sines.
         beta_fast, beta_slow: rotations in the original context between which YaRN's ramp is.
@@ -46,7 +46,7 @@ class Rope:
 
     @property
     def is_plain(self) -> bool:
-        """Returns True if the model's own frequencies for ``theta`` are these."""
+        """True if the frequencies aren't scaled, so that the model's own ones for ``theta`` are right."""
         return self.factor == 1 and self.attention_factor == 1
 
     def scaled(self, frequencies: torch.Tensor) -> torch.Tensor:

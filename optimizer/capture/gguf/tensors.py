@@ -40,13 +40,13 @@ class Place:
 
     Attributes:
         name: the model's name, within the layer for tensors of a layer, without ".weight" or ".bias".
-        change: reverses the converter's rearrangement; None if there was none.
-        part: the tensor's position among the tensors that are joined to one weight.
+        change: undoes the converter's rearrangement; None if there was none.
+        part: the tensor's index among the tensors that are joined to one weight.
         axis: the axis along which they are joined.
-        whole: True if ``name`` needs no suffix.
+        whole: True if ``name`` has its suffix already.
         flat: True if the joined parts are one matrix for each head, and the heads' rows follow each other.
         negated_exp: True if the file has -exp(w) of the weight w.
-        split: the table's names of the equal parts, along the outermost axis, that the tensor consists of; such a
+        split: the names, in the table, of the equal parts along the outermost axis that the tensor consists of; such a
             tensor has no ``name``.
     """
 
@@ -61,7 +61,11 @@ class Place:
 
 
 def heads_apart(heads: str) -> Change:
-    """Undoes the order of rows of llama.cpp's interleaved rotation; ``heads`` is the field with the number of heads."""
+    """Returns a change that restores the order of rows which llama.cpp's converter changed for its interleaved
+    rotation.
+
+    ``heads``: the configuration's field with the number of heads.
+    """
 
     def change(weight: Any, config: PretrainedConfig) -> Any:
         count = int(getattr(config, heads))
@@ -81,7 +85,10 @@ def flat(weight: Any, config: PretrainedConfig) -> Any:
 
 
 def heads_together(weight: Any, config: PretrainedConfig) -> Any:
-    """Turns the rows of all queries, all keys and all values, or of all gates, into [key heads, rows of a head, K]."""
+    """Groups rows by key head: [key heads, rows of a head, K].
+
+    ``weight`` has the rows of all queries, then of all keys and of all values; or the rows of all gates.
+    """
     heads, keys = int(config.linear_num_key_heads), int(config.linear_key_head_dim)
     values = int(config.linear_num_value_heads) // heads * int(config.linear_value_head_dim)
     ends = [0, heads * keys, 2 * heads * keys] if weight.shape[0] != heads * values else [0]
@@ -93,11 +100,11 @@ def heads_together(weight: Any, config: PretrainedConfig) -> Any:
 
 
 def value_heads_together(width: str = "", *, tail: bool = False, axis: int = 0) -> Change:
-    """Undoes an order of value heads in which the heads of one key head aren't neighbours.
+    """Returns a change that makes the value heads of one key head neighbours again.
 
     Args:
         width: the field with the number of rows of a value head; "" for 1.
-        tail: queries and keys are before the values, and stay.
+        tail: True if queries and keys come before the values; these stay.
         axis: the axis of the heads.
     """
 
@@ -127,8 +134,10 @@ def experts_transposed(weight: Any, config: PretrainedConfig) -> Any:
 
 
 def grouped_heads(groups: str, heads: str) -> Change:
-    """Returns a change that reorders rows from all queries, keys and values to groups: queries with their key and
+    """Returns a change from the order (all queries, all keys, all values) to groups of queries with their key and
     value.
+
+    ``groups``, ``heads``: the fields with the numbers of key/value heads and of query heads.
     """
 
     def change(weight: Any, config: PretrainedConfig) -> Any:
@@ -284,7 +293,7 @@ def _expression(pairs: Sequence[tuple[GgufTensor, Place]], config: PretrainedCon
 
 
 def _values(tensor: GgufTensor, place: Place) -> npt.NDArray[np.float32]:
-    """Reads the values of a weight's part. Raises SourceError for a value that no exponential function has."""
+    """Reads the values of a tensor. Raises SourceError for one that can't be -exp(w), if ``place`` says so."""
     values = dequantize(tensor)
     if not place.negated_exp:
         return values

@@ -44,12 +44,14 @@ _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _FOLDER = "Export from the model's Hugging Face directory."
 _MOST_TIED_TEXTS = 2000
 _MOST_STRIPPED = 4000
-"""Characters of the tokens whose white space a regular expression removes: a bundle takes no longer expressions."""
+"""The most characters of tokens whose white space a regular expression removes. A bundle has no longer expressions."""
 _COMPATIBLE = "ﬁ"
-"""A character that compatibility forms of Unicode (NFKC) write as others, and NFC doesn't."""
+"""A character that compatibility forms of Unicode (NFKC) change and the canonical form (NFC) doesn't."""
 _LONGEST_WORD = 1000
-"""Characters of a word of a "bert" model, beyond which it is one unknown token: the library's time grows with their
-square."""
+"""The most characters of a word of a "bert" model; a longer word is one unknown token.
+
+The library's time grows with the square of the length.
+"""
 
 Json = dict[str, Any]
 
@@ -135,7 +137,7 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
 
 
 def _stripped(vocabulary: Vocabulary) -> frozenset[int]:
-    """Returns the ids of tokens whose neighbouring spaces ``_strip`` removes.
+    """Returns the ids of tokens next to which ``_strip`` removes spaces.
 
     The library would remove any Unicode space there, but llama.cpp removes only ASCII's.
     """
@@ -151,7 +153,9 @@ def _stripped(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def _trims_spaces(vocabulary: Vocabulary) -> bool:
-    """Returns True if a part of a text loses the ASCII white space at its end in any case, by its normalisation."""
+    """Returns True if the vocabulary's normalisation always removes ASCII white space at the end of a part of a
+    text.
+    """
     trims = vocabulary.model == "t5" and vocabulary.merge_spaces and bool(vocabulary.charsmap)
     return trims and not _by_table(vocabulary, " \t\n\v\f\r").strip(" ")
 
@@ -275,7 +279,10 @@ def _without_special(vocabulary: Vocabulary, places: Mapping[str, int]) -> list[
 
 
 def _check_newlines(vocabulary: Vocabulary, places: Mapping[str, int]) -> None:
-    """Raises UnsupportedModelError if a token of newlines isn't what the merges make of these."""
+    """Raises UnsupportedModelError if merging doesn't turn each token of newlines into that one token.
+
+    ``places``: token -> its id.
+    """
     ranks = {pair: i for i, pair in enumerate(vocabulary.merges) if not (pair[0] + pair[1]).strip("\n")}
     for text in places:
         if not text.strip("\n"):
@@ -405,7 +412,7 @@ def merge_by_score(text: str, places: Mapping[str, int], scores: Sequence[float]
 
 
 def _wordpiece(vocabulary: Vocabulary) -> Json:
-    """Returns a WordPiece tokenizer, which takes the longest token at each place of a word.
+    """Returns a WordPiece tokenizer, which takes the longest token at each position of a word.
 
     Tokens at the beginning of words begin with U+2581.
     """

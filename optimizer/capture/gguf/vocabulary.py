@@ -24,7 +24,7 @@ _PREFIX = "tokenizer.ggml."
 _AGAIN = "Download or convert the file again."
 _FOLDER = "Export from the model's Hugging Face directory."
 _NO_TOKEN = (0xFFFFFFFF, -1)
-"""Ids by which converters say that there is no such token."""
+"""Ids that converters write if there is no such token."""
 
 _IDS = {
     "bos": "bos_token_id",
@@ -51,7 +51,7 @@ _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "t5": {"eos": 1, "unk": 2, "pad": 0},
     "gemma4": {},
 }
-"""The models that can be read, with the special tokens that their files needn't name."""
+"""Model of a tokenizer that can be read -> its special tokens that a file needn't name, with their ids."""
 _WITHOUT_DEFAULT_BOS = ("chatglm-bpe", "glm4", "glm5")
 _OTHER_MODELS = ("rwkv", "plamo2", "hybriddna", "whitespace", "test")
 _NO_TOKENIZER = ("no_vocab", "none")
@@ -66,7 +66,7 @@ _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 class Kind(IntFlag):
-    """The kind of a token; a control token can be an unused one too."""
+    """The kind of a token. A control token may also be an unused one."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -339,7 +339,10 @@ _INNER_ENDS: tuple[tuple[str, tuple[frozenset[str], ...], Kind], ...] = (
     ),
     ("</s>", (frozenset({"<|tool_response>"}), frozenset({"<|plamo:eos|>"})), Kind.NORMAL),
 )
-"""Ends of texts that end no answer if another set of ends is there: the text, these sets, and the token's kind then."""
+"""End tokens that end only a part of an answer in some models: (text, sets of texts, kind of the token then).
+
+They don't end an answer if the vocabulary has all texts of one of the sets.
+"""
 
 
 def _adjust_kinds(

@@ -1,7 +1,8 @@
-"""Checkpoints of bitsandbytes 0.50 (functional.py, QuantState): 4 bits as places in a table, and 8 bits.
+"""Checkpoints of bitsandbytes 0.50 (functional.py, QuantState): 4 bits as indices into a table, and 8 bits.
 
-bitsandbytes  weight uint8 [N * K / 2, 1]         places in quant_map, high nibble first; absmax of each 64, or its
-              place in nested_quant_map, times nested_absmax, plus an offset. 8 bits: int8 [N, K] * SCB / 127
+bitsandbytes  weight uint8 [N * K / 2, 1]  indices into quant_map, high nibble first; absmax of each 64, or its
+                                           index into nested_quant_map, times nested_absmax, plus an offset.
+                                           8 bits: int8 [N, K] * SCB / 127
 """
 
 from __future__ import annotations

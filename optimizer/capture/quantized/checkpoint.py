@@ -25,7 +25,7 @@ _UNUSED = (
     *(".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".k_zero_point", ".v_zero_point"),
     *(".weight_format", "_proj_input_scale"),
 )
-"""Ends of tensors about activations and the KV cache, which recipes say how to store."""
+"""Ends of names of tensors for activations and the KV cache. They aren't used, as recipes say how to store these."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class TensorLayout:
     """A layout of packed weights.
 
     Attributes:
-        ends: the end of the name of the tensor with the values.
-        dtypes: the types that it may have.
-        becomes: the end of the name of the model's parameter.
+        ends: the end of the name of the tensor with the packed values.
+        dtypes: the types that this tensor may have.
+        becomes: the end of the name of the model's parameter, in place of ``ends``.
         read: the function that reads the numbers.
     """
 
@@ -115,7 +115,7 @@ def without_idle_biases(
 
 
 def _refuse_others(left: Mapping[str, WeightExpr], folder: QuantizedFolder, packed: int) -> None:
-    """Raises SourceError if packed tensors are left that the configuration doesn't name, or no tensor is packed.
+    """Raises SourceError if packed tensors weren't used, or if there is no packed weight at all.
 
     Args:
         left: the tensors that no packed weight has used.
@@ -152,4 +152,7 @@ LAYOUTS: Mapping[Layout, TensorLayout] = {
     "mxfp4-blocks": TensorLayout("_blocks", (torch.uint8,), "", read_mxfp4_blocks),
     "bnb": TensorLayout(".weight", (torch.uint8, torch.int8), ".weight", read_bitsandbytes),
 }
-"""Adding a layout is an entry here, and one of the table in config.py for the method that has it."""
+"""Layout of a module's tensors -> its reader.
+
+To add a layout, add an entry here, and one to the table in config.py for the method that has it.
+"""

@@ -21,7 +21,7 @@ CONFIGS_BESIDE: Mapping[str, str] = {
     "quantize_config.json": "gptq",  # AutoGPTQ and GPTQModel
     "quant_config.json": "awq",  # AutoAWQ, before it wrote into config.json
 }
-"""Files beside config.json that have its section -> the method, where they don't name it. config.json goes first."""
+"""File that may have the section if config.json has none -> the method, for files that don't name it."""
 
 Layout = Literal[
     "gptq",
@@ -44,7 +44,7 @@ _INSTEAD = "Export from the original checkpoint in f32, f16 or bf16, and let a r
 _REGEX = "re:"
 _BITS_OF_GPTQ = (2, 3, 4, 8)
 _LINEAR = ("Linear", "LinearBase", "Embedding", "FusedMoE")
-"""Classes of modules that schemes name as targets in place of modules."""
+"""Names of classes that configurations use as targets, in place of names of modules."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Scheme:
         layout: the layout of the module's tensors.
         bits: bits of a value.
         group_size: values along K that share a scale; 0: a whole row, or the whole weight.
-        symmetric: True if by the file there are no zero points, or only the middle one.
+        symmetric: True if the file states that there are no zero points, or only the middle one.
         block: rows and columns of a block that shares a scale, for FP8; None for other formats.
-        zeros_less_one: True if zero points are stored minus 1, as in version 1 of GPTQ.
+        zeros_less_one: True if the file stores zero points minus 1, as in version 1 of GPTQ.
         ordered: True if a tensor assigns each column to its group, as with GPTQ's ``desc_act``.
     """
 
@@ -122,7 +122,7 @@ class _Target:
 
 @dataclass(frozen=True)
 class _Group:
-    """The modules that a scheme is for."""
+    """A scheme and the modules that it is for."""
 
     targets: tuple[_Target, ...]
     scheme: Scheme
@@ -135,10 +135,11 @@ class QuantizedFolder:
     Attributes:
         method: the method's name in messages.
         where: the file and key, for errors.
-        groups: schemes and the modules that they are for. A name precedes a pattern, a pattern precedes a class.
+        groups: schemes with the modules that they are for. A name has precedence over a pattern, and a pattern over a
+            class.
         ignored: modules that aren't quantized.
-        overrides: checked before the groups, in order: the first target that matches a module decides. None: the module
-            isn't quantized.
+        overrides: (target, scheme), which have precedence over the groups. The first target that matches a module
+            decides. A scheme of None: the module isn't quantized.
     """
 
     method: str

@@ -82,7 +82,7 @@ def read_nvfp4(module: PackedModule, second: str = ".weight_global_scale", *, in
 
 
 def _exponents(module: PackedModule, scale: Source) -> Read:
-    """Returns a function that reads half of ``powers_of_two``, as values of E2M1 are unpacked times two."""
+    """Returns a function that reads half of ``powers_of_two``, because ``_e2m1`` returns twice the values."""
     factors = powers_of_two(module, scale)
     return lambda: factors() * 0.5
 

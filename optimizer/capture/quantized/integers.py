@@ -70,9 +70,15 @@ def _groups(module: PackedModule, size: int, groups: int, scales: Source) -> int
 
 
 def _zero_points(module: PackedModule, zeros: Source, read: Read, bits: int) -> Read:
-    """Checks zero points once and returns ``read`` unchanged.
+    """Checks zero points, and returns ``read`` unchanged.
 
-    Raises SourceError if one is outside the range of codes, or isn't its middle though the file says symmetric.
+    Args:
+        module: the packed weight.
+        zeros: the tensor with the zero points.
+        read: reads them.
+        bits: the bits of a code.
+
+    Raises SourceError if one is outside the range of codes, or isn't the middle one of a symmetric scheme.
     """
     points = read()
     low, high, middle = int(points.min()), int(points.max()), 1 << (bits - 1)
@@ -226,9 +232,14 @@ def read_packed(module: PackedModule) -> PackedNumbers:
 
 
 def _is_padded(module: PackedModule, size: int, words: int) -> bool:
-    """Returns True if codes don't cross words, which the number of words of a row says.
+    """Returns True if each word has only whole codes and padding; False if codes cross words.
 
-    Raises SourceError if both readings fit, or neither.
+    Args:
+        module: the packed weight.
+        size: the codes of a row.
+        words: the 32-bit words of a row, which tell the two apart.
+
+    Raises SourceError if both are possible, or neither.
     """
     bits = module.scheme.bits
     dense, whole = -(-size * bits // 32), -(-size // (32 // bits))

@@ -74,7 +74,7 @@ class PackedModule:
         scheme: the packing of the module, by the folder's configuration.
         folder: that configuration.
         tensors: all tensors of the checkpoint by their names.
-        taken: the names of the tensors that have been read for this weight.
+        taken: the names of the tensors that were read for this weight so far.
     """
 
     name: str
@@ -116,7 +116,7 @@ class PackedModule:
         return self.values
 
     def wrong(self, tensor: Source, text: str) -> SourceError:
-        """Returns an error that names the tensor and its file."""
+        """Returns a SourceError with the message ``text``, which names the tensor and its file."""
         return SourceError(f"{tensor.origin}: tensor {tensor.name} {text}", hint=DOWNLOAD)
 
     def typed(self, tensor: Source, *dtypes: torch.dtype, shape: tuple[int, ...] | None = None) -> Source:
@@ -186,11 +186,12 @@ def _exact(numbers: PackedNumbers) -> CodeFormat | None:
 
 
 def _group_of(storage: Storage, group: int, size: int) -> int | None:
-    """Returns the largest group size of a format that divides the weight's own; None if none does.
+    """Returns the largest group size of a format that divides the weight's group size; 0 for whole rows, None if none
+    does.
 
     Args:
         storage: the format.
-        group: the weight's own group size.
+        group: the weight's group size.
         size: the number of columns.
     """
     stored = FORMATS[storage]

@@ -72,7 +72,10 @@ class EngineLostError(EnginewrightError):
 
 
 class ReplacedError(EnginewrightError):
-    """No replica serves the bundle for which a request was prepared. The request is prepared again for the new bundle."""
+    """No replica serves the bundle for which a request was prepared.
+
+    The request is prepared again for the new bundle.
+    """
 
 
 class UnavailableError(EnginewrightError):
