@@ -138,7 +138,7 @@ class BuildComparison:
 
     @property
     def within_budget(self) -> bool:
-        """Returns True if no check failed."""
+        """True if no check failed."""
         return not self.failed
 
     def to_json(self) -> dict[str, Any]:

@@ -56,12 +56,12 @@ class BenchPlan:
 
     @property
     def context(self) -> int:
-        """Returns the tokens of the longest request."""
+        """The number of tokens of the longest request that the benchmark runs."""
         return max([*self.prompts, *(self.contexts if self.batches else ())]) + new_tokens(self.steps)
 
     @property
     def requests(self) -> int:
-        """Returns the most requests that run at a time."""
+        """The most requests that run at a time in the benchmark."""
         return max([1, *(self.batches if self.contexts else ())])
 
 

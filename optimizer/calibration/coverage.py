@@ -20,9 +20,10 @@ SMALL_SHARE = 0.005
 def measure_coverage(
     sequences: Sequence[torch.Tensor], vocab_size: int, metrics: Iterable[Metric] = (), *, few: bool = False
 ) -> Coverage:
-    """Returns the coverage of ``sequences``, [S] each.
+    """Returns the coverage of a model by calibration sequences, with warnings about gaps.
 
     Args:
+        sequences: token ids, [S] each.
         vocab_size: the number of tokens of the vocabulary.
         metrics: measurements of passes; those named LARGEST_INPUT become the ranges.
         few: True if few tokens suffice, as for the magnitudes that smoothing uses.

@@ -38,8 +38,8 @@ def read_sequences(
     no sequence has parts of two. ``option`` is the name of the caller's option, for messages.
 
     Raises:
-        RequestError: the file can't be read, is binary, empty or too short, a line of it has no text, the model has
-            no tokenizer, or the tokenizer has tokens that the model hasn't; names the file and the line.
+        RequestError: the file can't be read, is binary, empty or too short, a line of it has no text, the model has no
+            tokenizer, or the tokenizer has tokens that the model hasn't; names the file and the line.
     """
     if tokenizer is None:
         raise RequestError(

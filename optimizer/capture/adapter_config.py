@@ -117,11 +117,13 @@ class AdapterConfig:
         return self._layer_of(module) in self._layers
 
     def targets_parameter(self, name: str) -> bool:
-        """Returns True for a parameter that target_parameters names."""
+        """Returns True if the field target_parameters of the configuration includes the parameter ``name``."""
         return _named(self.keys.target_parameters, name)
 
     def saves(self, parameter: str) -> bool:
-        """Returns True for a parameter of a module whose name ends with an entry of modules_to_save."""
+        """Returns True if the adapter stores a whole new value of ``parameter``, because modules_to_save includes
+        its module.
+        """
         parts = parameter.split(".")
         modules = [".".join(parts[:count]) for count in range(1, len(parts))]
         return any(module.endswith(one) for one in self.keys.modules_to_save or () for module in modules)

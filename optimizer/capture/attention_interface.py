@@ -108,8 +108,7 @@ class AttentionCapture:
 
     Attributes:
         model_layers: the number of layers in the model's configuration. A second attention call of a layer gets a
-            higher
-            number, since each call has its own keys and values.
+            higher number, since each call has its own keys and values.
         whole_texts: True if requests are never cut into chunks, so that a token may see later ones.
         paths: ``id`` of a module -> its path, for messages.
         q_start: [B+1], the packing of the pass, which all calls use.
@@ -141,7 +140,7 @@ class AttentionCapture:
 
     @property
     def bounds(self) -> torch.Tensor:
-        """The packing of the forward pass, ``q_start``."""
+        """The bounds of the requests in the forward pass, ``q_start`` [B+1]."""
         assert self.q_start is not None, "begin_forward sets it"
         return self.q_start
 
@@ -200,7 +199,7 @@ def current_capture() -> AttentionCapture:
 
 
 def begin_forward(q_start: torch.Tensor, tokens: int | torch.SymInt) -> None:
-    """Prepares a forward pass, within ``capturing``.
+    """Resets the record of attention calls before a forward pass. It must run within ``capturing``.
 
     Args:
         q_start: [B+1], the packing that the attention calls of the pass read.

@@ -41,7 +41,7 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """The name of the adapter's folder, without its path."""
         return self.folder.resolve().name
 
     def describe(self) -> AdapterSection:
@@ -63,7 +63,7 @@ class ModelSource:
 
     @staticmethod
     def of(source: AnySource) -> ModelSource:
-        """Wraps any source; a ``ModelSource`` is returned itself."""
+        """Converts any kind of source to a ``ModelSource``; one that is a ``ModelSource`` is returned itself."""
         return source if isinstance(source, ModelSource) else ModelSource(source)
 
     @property

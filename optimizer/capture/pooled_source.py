@@ -73,8 +73,8 @@ class PooledSource:
             has none. Without a pooling there, the head of the class computes the result.
         warnings: messages about assumptions that were made.
         dimensions: sizes to which vectors may be cut, from a recipe; () takes those of the files.
-        template: the text of a pair with {query} and {document}, from a recipe or a GGUF file; None takes that of
-            the chat template.
+        template: the text of a pair with {query} and {document}, from a recipe or a GGUF file; None takes that of the
+            chat template.
         gives_types: True if the tokenizer gives types of tokens to the model.
     """
 

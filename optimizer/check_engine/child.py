@@ -15,7 +15,7 @@ from .stages import run_stages
 
 
 def main() -> None:
-    """Runs the stages of the task."""
+    """Runs the stages of the task on stdin, and writes a line of JSON for each event to the pipe."""
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as answers:
 
         def tell(event: dict[str, Any]) -> None:

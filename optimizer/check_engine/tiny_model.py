@@ -36,11 +36,11 @@ The sizes of the model are small, so that few kernels are compiled.
 
 
 def export_tiny(folder: Path, target: str, gpus: Sequence[str]) -> Path:
-    """Exports the tiny model; returns the bundle.
+    """Exports a random tiny model for the cpu target and another target, and returns the bundle's path.
 
     Args:
         folder: an existing folder, which gets the bundle.
-        target: the target besides the cpu target.
+        target: the other target.
         gpus: compute capabilities; empty for the target's default.
 
     Raises the errors of ``export``.

@@ -89,7 +89,7 @@ class Wrapped:
                 self._word += character
 
     def flush(self) -> None:
-        """Writes the held-back word and space."""
+        """Writes the last word and space, which were held back."""
         self._end_word()
         self._write(self._space)
         self._column += _columns(self._space)

@@ -44,7 +44,7 @@ class Question:
     where: str
 
     def texts(self) -> list[tuple[str, str]]:
-        """Returns (context, context and choice) for each choice.
+        """Returns (context, context with choice) for each choice.
 
         As in lm-eval, a space separates prompt and choice (unless one of them has white space there), and white space
         at the prompt's end belongs to the choice.

@@ -61,8 +61,8 @@ class ExportReport:
         source_warnings: settings of the source that aren't followed, and problems of its tokenizer.
         template_appends: True if the chat template only appends (see ``Tokenizer.template_appends``).
         failed: the targets that the bundle lacks, each with its error.
-        kept_since: the time (ISO 8601) of the earlier export that made this bundle; None if this one made it.
-            All figures except ``seconds`` are then the earlier export's.
+        kept_since: the time (ISO 8601) of the earlier export that made this bundle; None if this one made it. All
+            figures except ``seconds`` are then the earlier export's.
 
     The changes of passes to the program are in report/diffs.json.
     """

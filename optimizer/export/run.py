@@ -79,8 +79,7 @@ def export(
         overwrite: True replaces an existing bundle.
         tokenizer: the tokenizer of a model object, which has none.
         cache: True uses the bundle of an earlier export with the same result, if one is cached, and caches this one;
-            see
-            `optimize cache`. The bytes are the same. Sources of the Hub, model objects, recoveries and exports with
+            see `optimize cache`. The bytes are the same. Sources of the Hub, model objects, recoveries and exports with
             ``max_memory`` aren't cached.
         progress: called during the work.
 

@@ -92,7 +92,7 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """The seconds since the start."""
+        """The seconds since the start of the export."""
         return time.perf_counter() - self.start
 
     def end(self, name: str, elsewhere: float = 0.0) -> None:
@@ -120,7 +120,10 @@ class OpenModel:
 
     @property
     def template_appends(self) -> bool | None:
-        """The value of ``Tokenizer.template_appends``; None without a tokenizer."""
+        """True if the model's chat template only appends: see ``Tokenizer.template_appends``.
+
+        None without a tokenizer.
+        """
         return None if self.tokenizer is None else self.tokenizer.template_appends
 
 

@@ -179,7 +179,7 @@ class Answer:
                     return
 
     def end(self) -> None:
-        """Ends the answer: the body is complete."""
+        """Ends the answer, because its body is complete. An incomplete stream becomes an error."""
         if not self._streams:
             self.document = b"".join(self._found)
             if self.status != 200:

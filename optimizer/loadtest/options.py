@@ -40,7 +40,7 @@ class Lengths:
     values: tuple[int, ...] = ()
 
     def draw(self, rng: Random) -> int:
-        """Draws a length of at least 1."""
+        """Draws a random length from the distribution, at least 1."""
         if self.values:
             return rng.choice(self.values)
         if self.kind == "uniform":
@@ -231,7 +231,7 @@ class LoadOptions:
     classes: tuple[RequestClass, ...] = (RequestClass(),)
 
     def check(self) -> None:
-        """Raises RequestError naming the option."""
+        """Checks that options are in range and can be combined. Raises RequestError naming the option."""
         if self.clients is not None and self.rate is not None:
             raise RequestError(
                 "rate: clients of a closed loop have none", hint="Pass --clients N or --rate R, not both."

@@ -107,7 +107,7 @@ class Figures:
 
     @classmethod
     def of(cls, name: str, records: Sequence[Record], seconds: float, goals: Goals) -> Figures:
-        """Computes the figures of some records.
+        """Returns the figures of a set of requests.
 
         Args:
             name: the class of the requests; "" for all.
@@ -218,7 +218,7 @@ class LoadResult:
         return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
     def notes(self) -> list[str]:
-        """Returns warnings about the measurement itself."""
+        """Returns warnings about the measurement itself, such as a load tool that limits the rate."""
         lines = []
         if not self.counted:
             lines.append("the server didn't say how many tokens its answers have: pieces of text were counted instead")

@@ -75,19 +75,23 @@ class Record:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds to the first text."""
+        """The seconds from the time at which the request was due to the first text; None without text."""
         return None if self.first is None else self.first - self.due
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each token after the first."""
+        """The mean seconds for each token after the first; None with fewer than two tokens, or if the answer isn't
+        whole.
+        """
         if self.first is None or self.last is None or self.tokens < 2 or not self.whole:
             return None
         return (self.last - self.first) / (self.tokens - 1)
 
     @property
     def end_to_end(self) -> float | None:
-        """Seconds to the end of the whole answer."""
+        """The seconds from the time at which the request was due to the end of the answer; None if the answer isn't
+        whole.
+        """
         return self.end - self.due if self.whole else None
 
     def to_json(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ _STEP_ROWS, _STEP_PROMPTS, _STEP_CONTEXT = (1, 4, 16, 64), (64, CHUNK), 128
 
 
 def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Progress = silent) -> PlanResult:
-    """Plans each recipe on each device.
+    """Predicts memory and speed of each recipe's program on each device.
 
     Args:
         source: a bundle, or a model: see ``planned_model``.

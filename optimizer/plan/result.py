@@ -66,8 +66,8 @@ class DevicePlan:
         most_tokens: tokens of a single request that memory has room for, whatever the model's context; 0 if none.
         speeds: the speed of each batch.
         largest: the largest batch that fits and meets the goals; None if none does.
-        largest_limit: the limit of a larger batch: "memory", "tpot", "ttft", or "requests" for more than
-            4,096, or than can have recurrent states.
+        largest_limit: the limit of a larger batch: "memory", "tpot", "ttft", or "requests" for more than 4,096, or than
+            can have recurrent states.
         advice: changes with which the model would fit, if it doesn't.
         steps: the times of steps of some sizes.
     """
@@ -155,7 +155,10 @@ class PlanResult:
         plans: Sequence[DevicePlan],
         omitted: Sequence[Omitted],
     ) -> PlanResult:
-        """Returns the result for a model."""
+        """Returns the result of planning a model.
+
+        The arguments are the fields; ``info`` has the model's name and sizes.
+        """
         requested = {name: getattr(options, name) for name in ("batches", "context", "prompt", "tpot", "ttft")}
         return cls(info.name, info.parameters, info.context_length, requested, devices, tuple(plans), tuple(omitted))
 

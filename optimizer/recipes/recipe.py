@@ -82,7 +82,7 @@ class Recipe(PassOptions):
     engines: EnginesSection | None = None
 
     def target_tables(self) -> tuple[Section, ...]:
-        """Returns the tables for single targets."""
+        """Returns the tables of the recipe that are for a single target, such as [tvm]."""
         return tuple(table for table in self.__pydantic_extra__.values() if table is not None)
 
     @property

@@ -37,7 +37,7 @@ class Teacher:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model."""
+        """The transformers model that runs."""
         return self._runner.model
 
     def logits(self, sequences: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -255,7 +255,7 @@ class RecoveryFolder:
         _write(self.path / DESCRIPTION, description.model_dump_json(indent=1))
 
     def checkpoint(self, new: Checkpoint) -> None:
-        """Writes a checkpoint, then removes the earlier ones."""
+        """Writes the checkpoint ``new``, then removes the earlier ones."""
         final = self.path / f"{_CHECKPOINT}{new.step:06}"
         if final.exists():
             return

@@ -91,7 +91,7 @@ class AutoView:
 
 
 def auto_view(entry: AutoReport) -> AutoView:
-    """Returns the views of a search."""
+    """Returns the charts and tables of a search for formats."""
     by_format: dict[str, list[Metric]] = {}
     for unit in entry.units:
         for option in unit.options:

@@ -54,11 +54,11 @@ class LogAxis:
         return round(self.start + share * (self.end - self.start), 2)
 
     def ticks(self) -> list[float]:
-        """Returns the powers of ten."""
+        """Returns the powers of ten on the axis."""
         return self._ticks(_MANTISSAS[0])
 
     def more_ticks(self) -> list[float]:
-        """Returns the powers of ten, and values between them if there are fewer than three."""
+        """Returns the powers of ten on the axis; values between them too, if there are fewer than three."""
         for mantissas in _MANTISSAS:
             ticks = self._ticks(mantissas)
             if len(ticks) >= _FEWEST_TICKS:

@@ -66,7 +66,7 @@ class DiffRecorder:
         self.diffs: list[ProgramDiff] = []
 
     def start(self, text: str) -> None:
-        """Sets the text before the next pass."""
+        """Sets the program's text before the next pass, with which the text after it is compared."""
         self._lines = _by_layer(text)
 
     def changed(self, number: int, name: str, text: str) -> None:

@@ -59,7 +59,7 @@ def fusion_effects(
     shortest: float = 0.0,
     threads: int = 0,
 ) -> FusionEffects:
-    """Measures the fusions of the cpu target.
+    """Measures the time that each fusion of the cpu target saves.
 
     Args:
         program: the program before the target's passes; it isn't changed.

@@ -69,7 +69,7 @@ class ShapeCosts:
 
     @property
     def cost(self) -> StepCost:
-        """The cost of all steps together."""
+        """The cost of all steps of the program together, at these sizes."""
         return sum((s.cost for s in self.steps), StepCost())
 
     @property

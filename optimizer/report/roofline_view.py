@@ -107,7 +107,7 @@ class Line:
 
     @property
     def angle(self) -> float:
-        """The clockwise angle in degrees."""
+        """The clockwise angle of the line in degrees, by which its label is turned."""
         return round(math.degrees(math.atan2(self.y2 - self.y1, self.x2 - self.x1)), 1)
 
 

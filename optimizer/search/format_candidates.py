@@ -30,7 +30,7 @@ _ALIKE = 0.02
 
 
 def writable_formats(*, common: bool, method: Method) -> tuple[WeightFormat, ...]:
-    """Returns every dense format that kernels read.
+    """Returns every dense format that kernels read and exports can write.
 
     Args:
         common: True returns only formats that every target reads.

@@ -40,17 +40,17 @@ class Removal:
 
     @property
     def shares(self) -> list[Share]:
-        """The shares of all parts."""
+        """The removed shares: the whole layer's, or those of its channels and heads."""
         return [self.whole] if self.whole is not None else [*self.channels.values(), *self.heads.values()]
 
     @property
     def parameters(self) -> int:
-        """The number of parameters removed."""
+        """The number of parameters that the removal saves."""
         return sum(s.parameters for s in self.shares)
 
     @property
     def cost(self) -> float:
-        """The predicted cost, in nats per token."""
+        """The predicted KL of the removal, in nats per token."""
         return sum(s.cost for s in self.shares)
 
 
@@ -74,7 +74,7 @@ class PruningSearch(Search[PruneReport]):
 
     @property
     def max_kl(self) -> float:
-        """The budget, in nats per token."""
+        """The budget of the search: the largest KL, in nats per token."""
         assert self.prune.max_kl is not None
         return self.prune.max_kl
 

@@ -190,12 +190,12 @@ class KvHeadsReport:
 
 
 def heads_report(record: PassRecord, groups: Sequence[CacheGroup], search: KvSearchReport | None) -> KvHeadsReport:
-    """Reports the effect of the pass group_kv_heads.
+    """Returns the report on the pass group_kv_heads: the bytes of the KV cache before and after it, and the errors.
 
     Args:
         record: the pass's record.
         groups: cache groups of the finished program.
-        search: the search for the numbers; None if the recipe names them.
+        search: the search for the numbers of heads; None if the recipe names them.
     """
 
     def each(name: str) -> dict[str, int]:

@@ -173,7 +173,7 @@ class Search(ABC, Generic[Report]):
         program: that program.
         source: the program before its shape was changed; None if it wasn't.
         later: the passes of the pipeline after that program.
-        options: the options of each unit. ``find_units`` sets this attribute and ``fixed``.
+        options: the options of each unit. ``find_units`` sets this attribute and the next three.
         fixed: the size of the parts that no choice changes.
         check: measures choices.
         spent: the KL of the program without a choice.
@@ -213,7 +213,7 @@ class Search(ABC, Generic[Report]):
 
     @abstractmethod
     def label(self, choice: Assignment) -> str:
-        """Returns a short description of a choice for progress."""
+        """Returns a short description of ``choice`` for progress."""
 
     @abstractmethod
     def report(self, taken: Tried, seconds: float) -> Report:
@@ -249,7 +249,7 @@ class Search(ABC, Generic[Report]):
         return Check(self.program, passes, self.context, kinds, source)
 
     def measure(self, choice: Assignment) -> Tried:
-        """Measures the real KL of a choice."""
+        """Applies a choice to the program, and measures the KL that it really costs."""
         self.on_progress(len(self.tried), ROUNDS, f"measuring {self.label(choice)}")
         recipe = self.applied(choice)
         options = {"weights": recipe.weights, "attention": recipe.attention, "prune": recipe.pruning}

@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def distance(self) -> str:
-        """The mean distance from the source, for people."""
+        """The mean distance from the source as text, such as "KL 0.01 nats a token"."""
         if self.of_vectors:
             return f"cosine distance {self.kl_mean:.3g} a text"
         return f"KL {self.kl_mean:.3g} nats a token"

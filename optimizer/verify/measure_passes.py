@@ -173,7 +173,7 @@ class PassMeasurements:
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds spent on measurements so far."""
+        """The seconds spent on measurements so far."""
         return self._spent
 
     def _is_repaired_later(self, one: Pass, record: PassRecord) -> bool:

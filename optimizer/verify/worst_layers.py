@@ -24,7 +24,7 @@ Values = dict[str, torch.Tensor]
 """Name of a node -> its value."""
 
 TOKENS = 16
-"""The tokens of the sequences. All values of a program for these tokens are in memory."""
+"""The most tokens of a sequence. All values of a program for these tokens are in memory."""
 
 SEQUENCES = 2
 

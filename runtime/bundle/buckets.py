@@ -56,7 +56,7 @@ class Bucket(Record, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name in statistics: "tokens-128", "batch-8"."""
+        """The bucket's name in statistics: "tokens-128", "batch-8"."""
         return f"{self.kind}-{self.tokens}"
 
     def __post_init__(self) -> None:
@@ -106,12 +106,12 @@ class BucketPlan(Record, frozen=True, kw_only=True):
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens of a step."""
+        """The most tokens of a step that fits into one of the buckets."""
         return max(self.sizes("tokens"), default=0)
 
     @property
     def most_requests(self) -> int:
-        """The most requests of a step."""
+        """The most requests of a step that fits into one of the buckets."""
         return max(b.requests for b in self.buckets if b.kind == "tokens") - 1
 
     @property

@@ -77,7 +77,7 @@ class HashedFile:
         return self._hash.hexdigest()
 
     def mark(self) -> Mark:
-        """Returns the file's position, for ``rewind``."""
+        """Returns the present position, with the hash up to it, to which ``rewind`` can return."""
         return Mark(self.bytes, self._hash.copy())
 
     def rewind(self, mark: Mark) -> None:

@@ -229,10 +229,10 @@ class Bundle:
         return {DECODE: older} | paths if older in self.files else paths
 
     def read_bytes(self, name: str, *, unaltered: bool = False) -> bytes:
-        """Returns the contents of a listed file.
+        """Returns the contents of the file ``name``, which a manifest of the bundle must list.
 
-        Raises BundleError if no manifest lists it. If ``unaltered``, or if the caller trusts the bundle by its hash,
-        raises it also if the file's hash differs.
+        Raises BundleError if none does. With ``unaltered``, or if the caller trusts the bundle by its hash, raises it
+        also if the file's hash differs from the listed one.
         """
         if name not in self.files:
             raise BundleError(f"{self.path / name} is not listed in {MANIFEST_PATH}", hint="Export the bundle again.")

@@ -44,7 +44,7 @@ def require_trust(bundle: Bundle, target: str, carries: str | None, others: tupl
 
 
 def read_code(bundle: Bundle, name: str) -> bytes:
-    """Returns the contents of a file with code.
+    """Returns the contents of the bundle's file ``name``, which contains code.
 
     Raises TrustError if the caller doesn't allow code, BundleError if the file differs from the manifest.
     """

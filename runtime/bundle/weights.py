@@ -91,7 +91,7 @@ class SourceRows(Record, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """The number of rows in the bundle."""
+        """The number of rows that these source rows make in the bundle's tensor."""
         return self.rows[1] - self.rows[0] if self.mixed is None else self.mixed
 
 

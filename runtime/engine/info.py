@@ -157,7 +157,7 @@ def of_whole_texts(config: SchedulerConfig, speculate: object) -> SchedulerConfi
 
 
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:
-    """Returns the result of ``LLM.info``."""
+    """Returns facts about model, executor and scheduler, which are the result of ``LLM.info``."""
     plan, scheduler = PoolPlan.from_blocks(executor.cache_groups, executor.blocks), engine.scheduler
     divided = {name: pool.parts for name, pool in engine.pools.items() if isinstance(pool, DividedPool)}
     held = {name: [part.total_blocks - part.free_blocks for part in parts] for name, parts in divided.items()}

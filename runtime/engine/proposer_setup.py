@@ -35,7 +35,7 @@ class ProposerSetup:
 
     @cached_property
     def budget(self) -> int:
-        """``memory`` in bytes, with the default for None."""
+        """The bytes for KV caches and proposers: ``memory``, or the default share of the free memory."""
         return default_budget() if self.memory is None else self.memory
 
     def after(self, proposer: Proposer) -> ProposerSetup:

@@ -116,12 +116,12 @@ class Pulse:
 
     @classmethod
     def measured(cls, loop: EngineLoop) -> Pulse:
-        """Returns the pulse of an engine."""
+        """Returns the present load of an engine."""
         return cls(**{one.name: one.metadata["measure"](loop) for one in fields(cls)})
 
     @classmethod
     def merged(cls, pulses: Sequence[Pulse]) -> Pulse:
-        """Returns the pulses of several engines as one; the defaults if there are none."""
+        """Returns the load of several engines as one; the defaults if there are none."""
         if not pulses:
             return cls()
         return cls(**{one.name: one.metadata["merge"]([getattr(p, one.name) for p in pulses]) for one in fields(cls)})

@@ -48,7 +48,7 @@ class Executor(Protocol):
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The cache groups of its program."""
+        """The cache groups of the executor's program."""
 
     @property
     def blocks(self) -> Mapping[str, int]:

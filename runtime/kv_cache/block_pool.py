@@ -87,7 +87,7 @@ class BlockPool:
         return block
 
     def owner_of(self, block: int) -> int:
-        """Returns the owner of a block."""
+        """Returns the index of the owner, such as a rank, that has a block; 0 in a pool with one owner."""
         return 0
 
     def available_like(self, block: int, tenant: str = "", *, force: bool = False) -> int:

@@ -130,12 +130,12 @@ class BlockStore:
 
     @property
     def usable(self) -> bool:
-        """Returns True if the folder is read."""
+        """True if records may be read: the folder had no problem so far."""
         return bool(self._key) and not self._off
 
     @property
     def writable(self) -> bool:
-        """Returns True if this process writes the folder."""
+        """True if this process writes records: it holds the folder's lock."""
         return self.usable and self._lock is not None
 
     def root(self, namespace: Namespace) -> bytes:

@@ -34,7 +34,7 @@ class BlockMemory(Protocol):
         """Returns a copy of the memory of a block, in all layers of its cache group ``group``."""
 
     def write_block(self, group: str, block: int, payload: Payload) -> None:
-        """Fills a block with memory that ``read_block`` returned."""
+        """Fills a block of the cache group ``group`` with a copy that ``read_block`` returned."""
 
 
 class Found(NamedTuple):

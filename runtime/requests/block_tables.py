@@ -31,12 +31,12 @@ class BlockTables(Mapping[str, Sequence[int]]):
         self.version = next(_versions)
 
     def put(self, group: str, blocks: Iterable[int]) -> None:
-        """Replaces the table of a group."""
+        """Replaces the block table of a cache group."""
         self.version = next(_versions)
         self._tables[group] = array("i", blocks)
 
     def replace(self, tables: Mapping[str, Iterable[int]]) -> None:
-        """Replaces all tables."""
+        """Replaces the block tables of all cache groups."""
         self.version = next(_versions)
         self._tables = {group: array("i", blocks) for group, blocks in tables.items()}
 
@@ -46,12 +46,12 @@ class BlockTables(Mapping[str, Sequence[int]]):
         self._tables.setdefault(group, array("i")).extend(blocks)
 
     def cut(self, group: str, length: int) -> None:
-        """Shortens a table to its first ``length`` blocks."""
+        """Shortens the block table of a cache group to its first ``length`` blocks."""
         self.version = next(_versions)
         del self._tables[group][length:]
 
     def drop(self, group: str, place: int) -> None:
-        """Replaces the block at index ``place`` of a table by NO_BLOCK."""
+        """Replaces the block at index ``place`` of a cache group's table by NO_BLOCK."""
         self.version = next(_versions)
         self._tables[group][place] = NO_BLOCK
 

@@ -355,7 +355,7 @@ def _say(**said: Any) -> None:
 
 
 def main() -> None:
-    """Serves trials until stdin ends."""
+    """Tries the grammars that stdin has, each in a forked child, until stdin ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     from llguidance import LLTokenizer
 

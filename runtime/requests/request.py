@@ -195,7 +195,7 @@ class Request:
         self.finish("error")
 
     def finish(self, reason: FinishReason) -> None:
-        """Ends the request with a reason."""
+        """Ends the request. ``reason``: see ``FinishReason``."""
         self.finish_reason = reason
 
     def abort(self) -> None:
@@ -316,7 +316,7 @@ class Generation(Request):
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """The tokens that end its text."""
+        """The tokens that end the request's text: the model's, and those of its parameters."""
         return self._end_token_ids
 
     @property
@@ -363,7 +363,9 @@ class Generation(Request):
         return other
 
     def become(self, other: Generation) -> None:
-        """Takes over the tokens and the grammar's state of another request of the same beam search."""
+        """Replaces this request's tokens and grammar's state by those of ``other``, a request of the same beam
+        search.
+        """
         self.tokens = other.tokens.copy()
         self._logprobs = other._logprobs.copy()
         if self.rules is not None and other._grammar is not None:

@@ -71,8 +71,8 @@ class SamplingParams:
             off. The deviation is that of all logits that aren't banned (arXiv 2411.07641).
         xtc_probability: the chance that the most probable tokens are excluded for a token; 0 is off. With a temperature
             of 0 nothing is excluded.
-        xtc_threshold: the least probability of a token that XTC may exclude. The least probable of these
-            tokens stays. Above 0.5 nothing is excluded.
+        xtc_threshold: the least probability of a token that XTC may exclude. The least probable of these tokens stays.
+            Above 0.5 nothing is excluded.
         repetition_penalty: for tokens of the prompt or the answer, positive logits are divided by it and negative
             logits multiplied; 1 is off. As in transformers and vLLM.
         frequency_penalty: this, times the number of a token's occurrences in the answer, is subtracted from its logit;
@@ -116,8 +116,8 @@ class SamplingParams:
             for one that ends the answer.
         include_stop_str_in_output: True if the text includes the stop string or token that ended it.
         detokenize: False produces no text; then stop strings can't be used.
-        structured_outputs: the form of the answer: a JSON schema, a pattern, a grammar. End tokens end it even
-            with ``ignore_eos``. It needs ``enginewright[structured]``.
+        structured_outputs: the form of the answer: a JSON schema, a pattern, a grammar. End tokens end it even with
+            ``ignore_eos``. It needs ``enginewright[structured]``.
 
     vLLM's other fields are accepted if no result depends on them, or if their value changes nothing.
 
@@ -266,7 +266,7 @@ class SamplingParams:
 
     @property
     def answers(self) -> int:
-        """The number of answers that are computed."""
+        """The number of answers that are computed: ``best_of``, or else ``n``."""
         return self.n if self.best_of is None else self.best_of
 
     def updated(self, **values: Any) -> SamplingParams:

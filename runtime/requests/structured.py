@@ -331,7 +331,7 @@ class Grammar:
 
     @property
     def complete(self) -> bool:
-        """True if the answer may end here."""
+        """True if the answer may end after the tokens so far."""
         return self.error is None and bool(self._matcher.is_accepting())
 
     def push(self, token: int) -> None:

@@ -63,7 +63,7 @@ class Chain:
                     chunk.request.tokens.pop()
 
     def over(self, batch: Batch) -> None:
-        """Notes that a step has run or failed."""
+        """Forgets the newest step if it is ``batch``, which has run or failed."""
         if batch is self.newest:
             self.newest = None
 

@@ -135,7 +135,7 @@ class ContinuousScheduler:
 
     @property
     def groups(self) -> dict[str, CacheGroup]:
-        """The cache groups by name."""
+        """Name of a cache group -> the group."""
         return self.cache.groups
 
     @property
@@ -412,8 +412,8 @@ class ContinuousScheduler:
 
         Args:
             chunk: the chunk.
-            drawn: the tokens that the step drew at the chunk's rows; empty if it drew none. Those of later runs of
-                the step may follow.
+            drawn: the tokens that the step drew at the chunk's rows; empty if it drew none. Those of later runs of the
+                step may follow.
             first: the chunk's first row in ``output``.
             output: the output of the step.
             index: the chunk's position in the step.

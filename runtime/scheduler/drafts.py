@@ -541,7 +541,7 @@ def drafts_for(
     clock: Callable[[], float] = time.monotonic,
     counters: Counters | None = None,
 ) -> NoDrafts:
-    """Makes the drafts of a scheduler.
+    """Returns the object that makes drafts for a scheduler: a ``Drafts``, or a ``NoDrafts`` if speculation is off.
 
     Args:
         speculate: as in ``SchedulerConfig``.

@@ -25,7 +25,7 @@ from .replicas.replicas import Replicated, cpus_of, deployment_of
 
 
 def application(args: dict[str, Any]) -> Any:
-    """Returns the application.
+    """Returns the Ray Serve application with the server's front end and replicas.
 
     Args:
         args: fields of ``ServerOptions``; ``llm.threads`` is required.

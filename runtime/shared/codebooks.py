@@ -9,8 +9,8 @@ or 32 weights share an integer s. A weight is ``d * unit * (1 + 2 s) * sign * ma
     iq3_xxs   d, 64 indices, then for each 32 weights 4 bytes: 4 times 7 signs, s
     iq3_s     d, 64 indices, a ninth bit of each, 32 times 8 signs, s of 4 bits
 
-Of 7 signs the eighth is their parity. Source of layouts and codebooks: ``block_iq2_xxs`` to ``block_iq3_s`` and
-``iq2xxs_grid`` to ``iq3s_grid`` in llama.cpp
+If 7 signs are stored, the eighth is their parity. Source of layouts and codebooks: ``block_iq2_xxs`` to
+``block_iq3_s`` and ``iq2xxs_grid`` to ``iq3s_grid`` in llama.cpp
 (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h).
 """
 
@@ -76,8 +76,7 @@ class Codebook:
         length: the number of elements of a vector.
         members: the set of vectors, with a bit for each combination of magnitudes, compressed by zlib, in base 85. An
             element is a digit of a combination's number, the first the lowest; a vector's index counts the members
-                before
-            it.
+            before it.
         block_bytes: the bytes of a block.
         index: the vectors' indices; ``high`` has more bits of each, above these.
         signs: the signs of 8 weights, 1 for negative. With a width of 7, the eighth makes their number even.

@@ -505,8 +505,8 @@ class ExecutorCaps:
         verifies: True if several rows of a request in one step have the same bits as in separate steps.
         in_flight: the number of steps that may be submitted before the first result is read. Without ``chains`` no
             request is in two.
-        chains: True if a step may have the next token of requests whose last step is in flight:
-            ``StepInput.sources``. Then ``in_flight`` is 2.
+        chains: True if a step may have the next token of requests whose last step is in flight: ``StepInput.sources``.
+            Then ``in_flight`` is 2.
         most_runs: the most runs of a step in which each request has one token and draws the next one, without
             log-probabilities, other outputs, masks or states: ``StepInput.runs``. It may run fewer times, for example
             after a call of ``interrupt``, which executors with several runs have.

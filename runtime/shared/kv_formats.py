@@ -24,8 +24,7 @@ class KvFormat:
     Attributes:
         name: its name in recipes.
         largest_code: the integer for the largest magnitude of a head, if the format has 32-bit scales: one for each
-            token,
-            key/value head and side (keys, values). None for floats without scales.
+            token, key/value head and side (keys, values). None for floats without scales.
         asked_for: True if recipes may name it. GPUs store the other formats if a recipe names none.
         few_bits: the bits of an element of keys and of values, if these are rotated integers. Each token, key/value
             head and side then has a 16-bit scale.

@@ -144,7 +144,7 @@ class Operand(Record, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int:
-        """The number of dimensions."""
+        """The number of the operand's dimensions."""
         return len(self.shape)
 
 

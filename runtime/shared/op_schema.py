@@ -98,11 +98,11 @@ class OpSchema:
     state_products: int = 0
 
     def values(self, attribute: str) -> tuple[str, ...]:
-        """Returns the values that an attribute may have; () for any."""
+        """Returns the values that the attribute ``attribute`` may have; () for any."""
         return next(one.values for one in self.attributes if one.name == attribute)
 
     def row(self, name: str) -> str:
-        """Returns the op's row of the reference table."""
+        """Returns the row of the reference table for this op, which has the name ``name``, in Markdown."""
         inputs = ", ".join(i.row for i in self.inputs) + self.about
         between = "; " if any(a.about or a.values for a in self.attributes) else ", "
         cells = f"`{name}`", inputs, between.join(a.row for a in self.attributes), "; ".join(self.outputs) + self.means

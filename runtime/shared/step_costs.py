@@ -74,7 +74,7 @@ class StepCost:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """The bytes of weights, KV cache and activations together."""
         return self.memory + self.activations_read + self.activations_written
 
     @property
@@ -93,7 +93,7 @@ class StepCost:
         )
 
     def times(self, count: int) -> StepCost:
-        """Returns the cost of ``count`` such steps."""
+        """Returns the cost of ``count`` steps with this cost."""
         return StepCost(
             self.weights * count,
             self.kv_read * count,
@@ -115,7 +115,7 @@ def step_costs(program: LoweredProgram, sizes: StepSizes) -> list[StepCost]:
 
 
 def stored_bytes(use: WeightUse) -> int:
-    """Returns the bytes of a weight in its layout."""
+    """Returns the bytes of a weight in its layout, padding included."""
     if use.layout in ("rows", "nibbles"):
         return bytes_of_elements(use.dtype, math.prod(use.shape))
     *lead, rows, columns = use.shape

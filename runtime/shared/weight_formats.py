@@ -68,7 +68,7 @@ class StoredFormat:
 
     @property
     def multiplied_bits(self) -> int:
-        """The bits of the integers that are multiplied."""
+        """The bits of the integers that products multiply: those of values, or of the entries of ``levels``."""
         return 8 if self.levels else self.bits
 
     @property

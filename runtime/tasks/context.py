@@ -79,7 +79,7 @@ class TaskContext:
 
     @property
     def pooling(self) -> PoolingInfo:
-        """The facts about a model that pools."""
+        """The facts about the model's vectors, scores or classes. The model must be one that pools."""
         assert self.model.pooling is not None
         return self.model.pooling
 

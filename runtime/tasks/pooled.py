@@ -48,7 +48,7 @@ class TextTask(Task[Result], frozen=True):
         raise NotImplementedError
 
     def reduce(self, values: Sequence[FloatArray], context: TaskContext, *, single: bool) -> Result:
-        """Returns the result.
+        """Combines the results of the task's texts to the result of the task.
 
         Args:
             values: the numbers of each text: [E] or [C]; [S, C] of a token classifier. NaN if its request failed.

@@ -215,8 +215,7 @@ class ChatTemplate:
 
         Args:
             what: "system" returns True if the template shows a system message, or refuses the rendering. "parts"
-                returns
-                True if it renders a list of text parts like the text alone; False if it refuses the rendering.
+                returns True if it renders a list of text parts like the text alone; False if it refuses the rendering.
         """
         if what not in self._shows:
             user = {"role": "user", "content": _SEEN}

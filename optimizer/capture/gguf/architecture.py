@@ -77,7 +77,7 @@ class Reading:
     zeros: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Returns True if the file has this tensor."""
+        """Returns True if the file has a tensor of this name."""
         return name in self.file.tensors
 
 

@@ -158,7 +158,7 @@ class Keys:
             )
 
     def mark_read(self, name: str) -> None:
-        """Notes that the key has been read."""
+        """Marks a key as read, so that ``refuse_unread`` accepts it."""
         self._read.add(name)
 
     def value(self, name: str) -> Value | None:

@@ -75,12 +75,12 @@ def heads_apart(heads: str) -> Change:
 
 
 def less_one(weight: Any, config: PretrainedConfig) -> Any:
-    """Undoes the addition of 1 to the weights of norms."""
+    """Subtracts 1 from the weights of a norm, to which the converter has added it."""
     return weight - 1
 
 
 def flat(weight: Any, config: PretrainedConfig) -> Any:
-    """Turns [G, N] and [N, 1] into a vector."""
+    """Converts a matrix [G, N] or [N, 1] to a vector."""
     return weight.reshape(-1)
 
 
@@ -154,17 +154,17 @@ def grouped_heads(groups: str, heads: str) -> Change:
 
 
 def row_matrix(weight: Any, config: PretrainedConfig) -> Any:
-    """Reshapes [K] to [1, K]."""
+    """Converts a vector [K] to a matrix [1, K]."""
     return weight.reshape(1, -1)
 
 
 def middle_axis(weight: Any, config: PretrainedConfig) -> Any:
-    """Turns [N, K], [N, 1, K] or [1, N, 1, K] into the [N, 1, K] of a convolution by channel."""
+    """Reshapes the weight of a convolution by channel, [N, K], [N, 1, K] or [1, N, 1, K], to [N, 1, K]."""
     return weight.reshape(-1, 1, weight.shape[-1])
 
 
 def head_axis(weight: Any, config: PretrainedConfig) -> Any:
-    """Turns a number for each head into [1, 1, heads, 1]."""
+    """Reshapes a vector with a number for each head to [1, 1, heads, 1]."""
     return weight.reshape(1, 1, -1, 1)
 
 

@@ -23,7 +23,7 @@ from .packed_module import PackedModule, PackedNumbers, Read, halves, powers_of_
 
 
 def read_fp8(module: PackedModule) -> PackedNumbers:
-    """Reads FP8 and MXFP8: e4m3, with scales of a weight, a channel, a group or a block."""
+    """Reads a weight in FP8 or MXFP8: values in e4m3, with scales of a weight, a channel, a group or a block."""
     weight, block = module.stack(), module.scheme.block
     ends = ("_scale_inv", "_scale")
     scale = module.part(*(ends if module.folder.method == "FP8" else ends[::-1]))
@@ -57,12 +57,12 @@ def _e2m1(octets: torch.Tensor) -> torch.Tensor:
 
 
 def read_nvfp4(module: PackedModule, second: str = ".weight_global_scale", *, inverse: bool = True) -> PackedNumbers:
-    """Reads E2M1 in groups of 16.
+    """Reads a weight in NVFP4: E2M1 in groups of 16, whose scales are e4m3.
 
     Args:
         module: the packed weight.
-        second: the end of the tensor with the scale of the whole weight.
-        inverse: True if that is a divisor, as in compressed-tensors; False if it is a factor, as in ModelOpt.
+        second: the end of the name of the tensor with the scale of the whole weight.
+        inverse: True if that scale is a divisor, as in compressed-tensors; False if it is a factor, as in ModelOpt.
     """
     packed = module.typed(module.values, torch.uint8)
     shape = (*packed.shape[:-1], 2 * packed.shape[-1])
@@ -91,7 +91,7 @@ _E8M0 = (torch.uint8, torch.float8_e8m0fnu)
 
 
 def read_mxfp4(module: PackedModule) -> PackedNumbers:
-    """Reads MXFP4 of compressed-tensors and ModelOpt."""
+    """Reads a weight in MXFP4 from the tensors of compressed-tensors and ModelOpt."""
     packed = module.typed(module.values, torch.uint8)
     shape = (*packed.shape[:-1], 2 * packed.shape[-1])
     scale = module.typed(module.part(".weight_scale"), *_E8M0, shape=(*shape[:-1], -(-shape[-1] // 32)))
@@ -99,7 +99,7 @@ def read_mxfp4(module: PackedModule) -> PackedNumbers:
 
 
 def read_mxfp4_blocks(module: PackedModule) -> PackedNumbers:
-    """Reads MXFP4 of gpt-oss: experts in blocks of 32 values."""
+    """Reads a weight of experts in MXFP4 from the tensors of gpt-oss, which has blocks of 32 values."""
     blocks = module.values
     if len(blocks.shape) != 4 or blocks.shape[-1] != 16:
         raise module.wrong(blocks, f"has shape {blocks.shape}, not (experts, outputs, blocks, 16)")

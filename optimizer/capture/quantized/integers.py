@@ -127,7 +127,7 @@ def _column_scales(module: PackedModule, outputs: int) -> Source:
 
 
 def read_gptq(module: PackedModule) -> PackedNumbers:
-    """Reads GPTQ's layout: codes of 2, 3, 4 or 8 bits, packed along K."""
+    """Reads a weight in GPTQ's layout: codes of 2, 3, 4 or 8 bits, packed along K."""
     bits, qweight = module.scheme.bits, module.matrix()
     size, outputs = _count(module, qweight.shape[0], bits), qweight.shape[1]
     scales = _column_scales(module, outputs)
@@ -157,7 +157,7 @@ def read_gptq(module: PackedModule) -> PackedNumbers:
 
 
 def read_awq(module: PackedModule) -> PackedNumbers:
-    """Reads AWQ's layout for GEMM: codes of 4 bits, packed along N."""
+    """Reads a weight in AWQ's layout for GEMM: codes of 4 bits, packed along N."""
     qweight = module.matrix()
     size, outputs = qweight.shape[0], qweight.shape[1] * 8
     scales = _column_scales(module, outputs)
@@ -168,7 +168,7 @@ def read_awq(module: PackedModule) -> PackedNumbers:
         module.typed(zeros, torch.int32, shape=(groups, qweight.shape[1]))
 
     def in_order(words: torch.Tensor) -> torch.Tensor:
-        """int32 [R, N / 8] -> uint8 [N, R]."""
+        """Unpacks words and undoes the order of columns: int32 [R, N / 8] -> uint8 [N, R]."""
         codes = unpack_words(words, 4, outputs).view(len(words), -1, 8)
         return codes[..., torch.tensor(_AWQ_ORDER).argsort()].flatten(1).t().contiguous()
 
@@ -189,7 +189,7 @@ def read_awq(module: PackedModule) -> PackedNumbers:
 
 
 def read_packed(module: PackedModule) -> PackedNumbers:
-    """Reads compressed-tensors' pack-quantized layout."""
+    """Reads a weight in the layout "pack-quantized" of compressed-tensors: integers packed into 32-bit words."""
     bits, words = module.scheme.bits, module.typed(module.values, torch.int32)
     rank = len(words.shape)
     shape = tuple(int(n) for n in module.part(".weight_shape").evaluate().reshape(-1))
@@ -269,7 +269,9 @@ def _broadcast(module: PackedModule, zeros: Source, wanted: tuple[int, ...]) -> 
 
 
 def read_int(module: PackedModule) -> PackedNumbers:
-    """Reads compressed-tensors' int-quantized layout: an int8 for each value, whatever its bits."""
+    """Reads a weight in the layout "int-quantized" of compressed-tensors: an int8 for each value, of any number of
+    bits.
+    """
     weight, bits = module.stack(), module.scheme.bits
     scales, group = scales_of(module, module.part(".weight_scale"), weight.shape)
     groups = 1 if group == weight.shape[-1] else -(-weight.shape[-1] // group)

@@ -50,7 +50,7 @@ class Pool(Protocol):
         """Adds a reference to a block that a request holds or that is cached."""
 
     def release(self, block: int) -> None:
-        """Removes a reference from a block."""
+        """Removes a reference from a block. Without references, the pool may reuse the block."""
 
 
 class BlockHolder(Protocol):

@@ -75,7 +75,7 @@ class Place:
 
     @property
     def first(self) -> int:
-        """The number of the stage's first rank."""
+        """The number of the first rank that computes the stage."""
         return (self.stages - 1 - self.stage) * self.count
 
     @property

@@ -47,7 +47,7 @@ def flattened(operand: Operand) -> Operand:
 
 
 def width_of(operand: Operand) -> int:
-    """Returns the number of elements of a row."""
+    """Returns the number of elements in a row of an operand: the product of all sizes but the first."""
     return math.prod(size.constant for size in operand.shape[1:])
 
 

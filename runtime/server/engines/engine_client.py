@@ -207,7 +207,7 @@ class Pauses:
         self._shortest, self._longest, self._next = shortest, longest, shortest
 
     def take(self) -> float:
-        """Returns the next pause, in seconds."""
+        """Returns the pause before the next start, in seconds, and doubles the one after it."""
         pause = self._next
         self._next = min(2 * pause, self._longest)
         return pause
@@ -284,7 +284,7 @@ class Model:
 
     @property
     def running(self) -> int:
-        """Returns the number of requests that haven't ended."""
+        """The number of requests that haven't ended."""
         return len(self._requests)
 
     @property
@@ -294,7 +294,7 @@ class Model:
 
     @property
     def replicas(self) -> int:
-        """Returns the number of engines that answer."""
+        """The number of engines that answer."""
         return int(self.state == "ready")
 
     @property

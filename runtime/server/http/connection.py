@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
     # From the parser: what is raised here ends the connection
 
     def on_message_begin(self) -> None:
-        """Begins a request."""
+        """Resets the state of the parser for a new request."""
         super().on_message_begin()
         self._in_head = True
         self._headers = self._body = self._waste = 0

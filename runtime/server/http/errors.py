@@ -193,7 +193,7 @@ _PROMPTS = {
 
 
 def protocol_of(path: str) -> str:
-    """Returns the protocol of a path."""
+    """Returns the protocol, such as OpenAI's or Anthropic's, to which the endpoint ``path`` belongs."""
     for begin, protocol in (("/api/", OLLAMA), ("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES)):
         if path.startswith(begin):
             return protocol
@@ -269,12 +269,12 @@ class ApiError(Exception):
 
 
 def openai_error(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Returns an error in OpenAI's format."""
+    """Returns the JSON body of an error in OpenAI's format. ``kind`` is the error's field ``type``."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def anthropic_error(status: int, message: str, request_id: str) -> dict[str, Any]:
-    """Returns an error in Anthropic's format."""
+    """Returns the JSON body of an error in Anthropic's format. The status determines its type."""
     error = {"type": _ANTHROPIC_KINDS.get(status, "api_error"), "message": message}
     return {"type": "error", "error": error, "request_id": request_id or None}
 

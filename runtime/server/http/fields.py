@@ -62,7 +62,7 @@ class Fields(msgspec.Struct, kw_only=True):
 
     @classmethod
     def bound(cls, name: str) -> Bound:
-        """Returns the limits of a field."""
+        """Returns the limits of the body's field ``name``: those of this class, or else those of ``BOUNDS``."""
         return cls.bounds.get(name) or bound_of(name)
 
 

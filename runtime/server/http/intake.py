@@ -51,7 +51,7 @@ class IncomingBody:
 
     @property
     def counted(self) -> int:
-        """The bytes that count towards the limits."""
+        """The bytes of the body that count towards the limits: all beyond the first FREE_BYTES."""
         return max(0, self.size - FREE_BYTES)
 
 
@@ -109,7 +109,7 @@ class Intake:
         self._tenants[connection] = tenant.name  # the one that was used last comes last
 
     def disconnect(self, connection: Held) -> None:
-        """Removes a connection."""
+        """Removes a connection that has closed."""
         self._strangers.pop(connection, None)
         self._tenants.pop(connection, None)
 

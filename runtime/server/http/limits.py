@@ -61,7 +61,7 @@ class Most:
     context: int = 0
 
     def of(self, sizes: Sizes) -> int:
-        """Returns the number for a model."""
+        """Returns the number for a model with these sizes: ``fixed + vocabulary * V + context * C``."""
         return self.fixed + self.vocabulary * sizes.vocabulary + self.context * sizes.context
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ def rows(
 
 
 def bound_of(name: str) -> Bound:
-    """Returns the limits of a field."""
+    """Returns the limits that all protocols have for a body's field ``name``; ``SCALAR`` if it isn't listed."""
     return BOUNDS.get(name, SCALAR)
 
 

@@ -177,7 +177,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "prefix"
 
     def check(self) -> None:
-        """Raises RequestError naming the option."""
+        """Checks the options, each and together. Raises RequestError naming the wrong one."""
         try:
             msgspec.convert(msgspec.structs.asdict(self), ServerOptions)
         except msgspec.ValidationError as e:
@@ -222,7 +222,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def fixed_hosts(self) -> frozenset[str] | None:
-        """Names that a Host header may have; None: any."""
+        """The names that a request's Host header may have; None if any name is accepted."""
         if "*" in self.allowed_hosts:
             return None
         if self.host in ("0.0.0.0", "::") and not self.allowed_hosts:  # noqa: S104  it is compared

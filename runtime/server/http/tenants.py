@@ -84,16 +84,19 @@ class Tenant:
         self._filled = time.monotonic()
 
     def begin_body(self) -> None:
-        """Counts a request before its body is read. Raises QuotaError."""
+        """Counts a request whose body is about to be read.
+
+        Raises QuotaError if a quota of the tenant's key is used up.
+        """
         self._check(self.running + self._bodies)
         self._bodies += 1
 
     def end_body(self) -> None:
-        """Stops counting a body that was read, or won't be."""
+        """Stops counting a body, after it was read or dropped."""
         self._bodies -= 1
 
     def begin(self) -> None:
-        """Counts a request. Raises QuotaError."""
+        """Counts a request of the tenant as running. Raises QuotaError if a quota of its key is used up."""
         self._check(self.running)
         self.running += 1
 
@@ -208,7 +211,7 @@ class Tenants:
 
     @property
     def needed(self) -> bool:
-        """Returns True if requests need a key."""
+        """True if requests need a key."""
         return self._path is not None
 
     def find(self, key: str | None) -> Tenant | None:

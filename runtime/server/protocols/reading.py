@@ -186,7 +186,7 @@ class Reader:
         return News(self._shaped(deltas, piece.finish_reason is not None), piece, finish)
 
     def read(self, one: Finished) -> News:
-        """Returns the deltas of a whole answer."""
+        """Returns the deltas and the finish reason of a whole answer. ``one``: the answer as the engine returned it."""
         return self.push(Piece(0, 0, tuple(one.token_ids), one.text, one.finish_reason, one.logprobs))
 
     @property

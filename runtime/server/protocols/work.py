@@ -52,7 +52,7 @@ class BodyJob:
 
     @property
     def streamed(self) -> bool:
-        """Returns True if the client asks for a stream."""
+        """True if the client asks for a stream."""
         return False
 
     async def whole(self) -> Any:

@@ -29,7 +29,7 @@ class PrefixRouter(RequestRouter):
         self._routes = routing.ROUTES.setdefault(app, routing.Routes())
 
     def update_replicas(self, replicas: Sequence[RunningReplica]) -> None:
-        """Notes which replicas exist."""
+        """Stores the ids of the replicas that Ray Serve has. Ray Serve calls it after a change."""
         super().update_replicas(list(replicas))
         self._note()
 

@@ -193,7 +193,7 @@ class Replicated(Model):
 
     @property
     def replicas(self) -> int:
-        """Returns the number of linked replicas."""
+        """The number of replicas with a link to this front end."""
         return len(self._links)
 
     @property

@@ -33,16 +33,16 @@ class Vocabulary(Protocol):
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Ids of the added tokens, by spelling."""
+        """Spelling of an added token -> its id."""
         ...
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text."""
+        """The id of the token that ends a text; None if there is none."""
         ...
 
     def token_bytes(self, index: int) -> bytes:
-        """Returns the bytes that a token stands for."""
+        """Returns the bytes of the text of token ``index``, which may be part of a character."""
         ...
 
 

@@ -49,7 +49,7 @@ class Notation:
 
     @property
     def lead(self) -> str:
-        """The text before a tool's name, the same for all tools."""
+        """The text between a call's marker and the tool's name, the same for all tools."""
         return ""
 
     @property
@@ -92,7 +92,7 @@ class Notation:
         return None
 
     def read_answer(self, reader: AnswerReader) -> Steps:
-        """Reads a whole answer."""
+        """Reads a whole answer into ``reader``, for a notation with ``whole_answer``."""
         raise NotImplementedError
 
     def answer_rule(

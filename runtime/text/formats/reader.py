@@ -93,7 +93,7 @@ class AnswerReader:
     # ---- tokens
 
     def push(self, token_ids: Sequence[int]) -> None:
-        """Appends the text of tokens."""
+        """Appends the text of these tokens to the unread text."""
         pieces = self._pieces
         for token in token_ids:
             piece = pieces.get(token)
@@ -110,7 +110,7 @@ class AnswerReader:
                 self._undecoded = bool(self._decoder.getstate()[0])
 
     def end(self) -> None:
-        """Marks the end of the answer."""
+        """Notes that no token follows."""
         self.text += self._decoder.decode(b"", True)
         self.ended = True
 
@@ -142,7 +142,7 @@ class AnswerReader:
     # ---- results
 
     def take_deltas(self) -> list[Delta]:
-        """Returns the pieces since the last call."""
+        """Returns the pieces that were added since the last call of this method."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -163,13 +163,13 @@ class AnswerReader:
         )
 
     def add_content(self, text: str) -> None:
-        """Adds a piece of content."""
+        """Adds a piece of content to the answer's message and deltas."""
         if MARKERS.search(text):
             text = MARKERS.sub(lambda match: self._coded.shown[match[0]], text)
         self._add(text, self.content, "content")
 
     def add_reasoning(self, text: str) -> None:
-        """Adds a piece of reasoning."""
+        """Adds a piece of reasoning to the answer's message and deltas."""
         if MARKERS.search(text):
             text = self.spell(text)
         self._add(text, self.reasoning, "reasoning")

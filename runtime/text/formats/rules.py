@@ -48,11 +48,11 @@ class RuleWriter:
 
     @property
     def grammar(self) -> str:
-        """Returns the grammar's text."""
+        """The text of the whole grammar, with all rules added so far."""
         return "%llguidance {}\n" + "\n".join(f"{name}: {rule}" for name, rule in self.rules.items()) + "\n"
 
     def add(self, name: str, rule: str) -> str:
-        """Adds a rule, and returns its name."""
+        """Adds a rule under ``name`` to the grammar, and returns the name."""
         self.rules[name] = rule
         return name
 
