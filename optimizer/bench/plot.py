@@ -46,7 +46,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart. Ticks are pairs of a position and a label."""
+    """One chart.
+
+    Attributes:
+        title, x_label: the texts above the chart and below the horizontal axis.
+        x_ticks, y_ticks: the position and the label of each tick.
+        series: the lines of the chart.
+        left, right, top, bottom: the edges of the area between the axes.
+    """
 
     title: str
     x_label: str

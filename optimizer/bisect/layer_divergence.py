@@ -31,11 +31,11 @@ A norm's logits then change by its epsilon alone; those of a product double.
 
 @dataclass(frozen=True)
 class LayerDivergence:
-    """The divergence KL(reference || other) of the inputs of one layer, in nats, over some tokens.
+    """The difference of the next tokens that the input of one layer predicts in two runs.
 
     Attributes:
         layer: the number of the layer; None for the logits.
-        kl_mean, kl_max: the mean over the tokens, and the largest value.
+        kl_mean, kl_max: KL(reference || other) in nats: the mean over the tokens, and the largest value.
     """
 
     layer: int | None

@@ -141,7 +141,10 @@ def _of_leaf(path: str, group: Sequence[Call], calls: Sequence[Call], logits: Ha
 
 
 def _probes_of_call(call: Call, leaves: frozenset[str]) -> list[Probe]:
-    """Returns the probes that a call has because of its op."""
+    """Returns the probes of values that a call reads or writes, as far as its op is known to have them.
+
+    ``leaves``: the paths of modules without submodules.
+    """
     find = _FIND_BY_OP.get(call.op)
     return [] if find is None else find(call, [path for path in call.where if path in leaves])
 

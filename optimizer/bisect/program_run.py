@@ -157,7 +157,10 @@ class _Probes:
             self._probes[probe.key, probe.before].append(probe)
 
     def needed(self, layers: Collection[int]) -> set[Node]:
-        """Returns the calls that compute the values in some layers from given values."""
+        """Returns the calls that must run to compute the compared values of ``layers``.
+
+        Other calls whose results are given aren't among them.
+        """
         observed = {
             probe.key for probes in self._probes.values() for probe in probes if in_layers(probe.name.path, layers)
         }

@@ -72,7 +72,13 @@ def _settings(module: torch.nn.Module, layer_type: str | None) -> dict[str, Any]
 
 
 def _original(module: torch.nn.Module, layer_type: str | None, own: int) -> int:
-    """Returns the longest context at which the frequencies aren't scaled."""
+    """Returns the longest context at which the frequencies of a rotary module aren't scaled.
+
+    Args:
+        module: the rotary module.
+        layer_type: the kind of layers; None if the module has no kinds.
+        own: the result if the module doesn't state it.
+    """
     length = _settings(module, layer_type).get("original_max_position_embeddings")
     return int(length or getattr(module, "original_max_seq_len", None) or own)
 

@@ -103,8 +103,9 @@ class AdapterMerge:
         return any(self._of_model.get(name) != self._of_model.get(group[0]) for group in self._tied for name in group)
 
     def on_checkpoint(self, tensors: Mapping[str, WeightExpr]) -> dict[str, WeightExpr]:
-        """Returns the checkpoint's tensors with the adapters' changes; all as float32 if there are any, so that they
-        can be stacked.
+        """Returns the checkpoint's tensors with the changes that the adapters make to them.
+
+        If there are such changes, all tensors are float32, so that they can be stacked.
         """
         if not self._of_checkpoint:
             return dict(tensors)

@@ -1,7 +1,8 @@
-"""Tests if an op treats tokens independently, for ops without a rule: on two packed sequences, and on each separately.
+"""Tests if an op without a rule treats tokens independently: its result for two packed sequences must be the results
+for each.
 
-Both must have equal results for random arguments in float64, with the op's own constants and sizes. An op that uses
-other tokens, or their number, differs for the first or the second sequence.
+The arguments are random, in float64; constants and sizes are those of the op's call. The results of an op that uses
+other tokens, or their number, differ for the first or the second sequence.
 """
 
 from __future__ import annotations

@@ -143,7 +143,10 @@ def _config_and_class(directory: Path) -> tuple[dict[str, Any], Any]:
 
 
 def _name_special_tokens(loaded: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Names the special tokens that only the tokenizer's class in transformers names, where tokenizer.json has them."""
+    """Sets the special tokens, such as ``eos_token``, of a tokenizer whose configuration doesn't name them.
+
+    They are the defaults of the tokenizer's class in transformers, as far as the vocabulary has them.
+    """
     config, known = _config_and_class(directory)
     vocabulary = loaded.get_vocab()
     for name, parameter in inspect.signature(known.__init__).parameters.items() if known is not None else ():

@@ -169,7 +169,10 @@ def _trace(
 
 
 def _example(captured: Sequence[str]) -> tuple[torch.Tensor, ...]:
-    """Returns the ``captured`` arrays of a step; those of cache groups once, as layers are grouped later."""
+    """Returns arrays of a small step with which the model is traced: one for each name in ``captured``, in that order.
+
+    An array of cache groups occurs once, because layers are divided into groups later.
+    """
     sizes = (_TOKENS, _REQUESTS, _ROWS, _BLOCKS)
     arrays = {name: torch.zeros(PORTS[name].sizes(*sizes), dtype=torch.int32) for name in captured}
     arrays[POSITIONS] = torch.arange(_TOKENS, dtype=torch.int32)
@@ -184,7 +187,11 @@ def _dynamic_shapes(captured: Sequence[str], longest: int) -> dict[str, Any]:
 
 
 def _symbols(exported: torch.export.ExportedProgram, captured: Sequence[str]) -> dict[sympy.Symbol, str]:
-    """Returns the letter of each shape symbol."""
+    """Returns symbol of a size in the traced graph -> the size's letter: T, B, M or R.
+
+    ``captured``: the names of the graph's input arrays. Raises UnsupportedModelError if the model works for one size
+    only.
+    """
     sizes = {n.name: n.meta["val"].shape for n in exported.graph.nodes if n.op == "placeholder"}
     symbols: dict[sympy.Symbol, str] = {}
     for name in captured:

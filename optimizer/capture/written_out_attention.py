@@ -170,7 +170,14 @@ def _product(program: Program, softmax: Node, known: set[Node]) -> Node:
 
 
 def _result(softmax: Node, known: set[Node]) -> tuple[Node, Node]:
-    """Returns the weights that a softmax's result becomes, and their product with the values."""
+    """Returns the attention weights that follow from a softmax, and the product of these weights with the values.
+
+    Args:
+        softmax: the call of the softmax.
+        known: the calls that depend on neither tokens nor parameters: see ``known_nodes``.
+
+    Raises _NotAttentionError if the weights are used elsewhere, or changed by anything that isn't known.
+    """
     weights = softmax
     while True:
         users = [u for u in weights.users if u.users]

@@ -53,7 +53,7 @@ class Unfinished:
         self._bytes = size - len(head)
 
     def begin(self, width: int) -> None:
-        """Opens the file for further vectors of ``width`` numbers. Raises CapacityError if it can't be written."""
+        """Opens the file to append vectors of ``width`` numbers. Raises CapacityError if it can't be written."""
         self._width = width
         self.rows = getattr(self, "_bytes", 0) // (4 * width)
         try:

@@ -68,7 +68,16 @@ class ComparisonReport:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """The result of ``evaluate``."""
+    """The result of ``evaluate``.
+
+    Attributes:
+        bundle: the bundle's path.
+        model: the model's name.
+        text: the scores over the text.
+        comparison: the difference from the reference; None without one.
+        choices: the answers to questions; None without questions.
+        seconds: the duration of the evaluation.
+    """
 
     bundle: str
     model: str

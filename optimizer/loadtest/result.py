@@ -26,7 +26,9 @@ _LATE = 0.01
 
 @dataclass(frozen=True)
 class Spread:
-    """The distribution of a time, in seconds, over requests or pieces of text."""
+    """The distribution of a time, in seconds, over requests or pieces of text: count, mean, percentiles and the
+    largest.
+    """
 
     count: int
     mean: float

@@ -540,7 +540,7 @@ class _RankMemory:
         self.ranks = [Memory(program, planned.target) for stage in stages for program in stage.programs]
 
     def needed(self, requests: int, context: int, prompt: int) -> int:
-        """Returns the bytes that the rank with the largest need takes."""
+        """Returns the bytes that the rank with the largest need takes. The arguments are those of ``Memory.needed``."""
         return max(rank.needed(requests, context, prompt) for rank in self.ranks)
 
     @cached_property

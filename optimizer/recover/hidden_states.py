@@ -81,7 +81,9 @@ class HiddenStates:
             self._program[path] = value[1] if node.target in _ADDED else args[0]
 
     def loss(self) -> torch.Tensor:
-        """Returns the mean over norms of the squared error divided by the source's mean square, summed over tokens."""
+        """Returns the loss of the hidden states: for each norm, the squared errors of its output, summed over tokens
+        and divided by the mean square of the source's output; then the mean over norms.
+        """
         terms = []
         for path, output in self._program.items():
             expected = self._source[path].detach()

@@ -277,7 +277,10 @@ class FormatSearch(Search[AutoReport]):
         return ParetoPoint(self._bytes(choice), choice.cost, measured, ms)
 
     def _single(self, weight_format: WeightFormat) -> ParetoPoint:
-        """Returns the point of one format for all units that can have it, and the smallest format for the others."""
+        """Returns the result of one format for all units.
+
+        Units that can't have it get the format with the fewest bytes that they can have.
+        """
         return self._point(Assignment.from_choices(self.options, self._everywhere(weight_format)))
 
     def _everywhere(self, weight_format: WeightFormat) -> tuple[int, ...]:

@@ -119,9 +119,9 @@ class KvHeadSearch(Search[KvSearchReport]):
         return best
 
     def fewest(self, most_kl: float) -> Assignment:
-        """Returns the smallest cache within a predicted KL.
+        """Returns the choice with the smallest cache whose predicted KL is at most ``most_kl``.
 
-        If no change is within it, returns the change of a single layer with the least cost.
+        It always changes a layer: if no change is within ``most_kl``, it makes the one with the least KL.
         """
         assignment = fewest_bytes(self.options, most_kl)
         if assignment is not None and any(assignment.chosen):
@@ -131,8 +131,9 @@ class KvHeadSearch(Search[KvSearchReport]):
         return Assignment.from_choices(self.options, [option if i == layer else 0 for i in range(len(self.options))])
 
     def applied(self, choice: Assignment) -> Recipe:
-        """Returns the recipe with the chosen numbers of layers that get fewer heads; without a KL in [budget], the
-        search's budget is set there.
+        """Returns the recipe in which the layers with fewer heads have the numbers that ``choice`` has for them.
+
+        If [budget] has no KL, it gets the KL of [attention].
         """
         attention, budget = self.attention, self.recipe.budget
         overrides = tuple(

@@ -75,7 +75,7 @@ class TokenTime:
 
 @dataclass(frozen=True)
 class FormatOption:
-    """A format that a unit can have."""
+    """A format that a unit can have, with the unit's bytes in this format, and the predicted KL in nats per token."""
 
     format: str
     bytes: int
@@ -137,7 +137,7 @@ class HeadsPoint:
 
 @dataclass(frozen=True)
 class HeadsOption:
-    """A number of heads that a layer can have."""
+    """A number of key/value heads that a layer can have, with the predicted KL in nats per token."""
 
     kv_heads: int
     predicted_kl: float

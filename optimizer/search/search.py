@@ -75,7 +75,7 @@ class Tried:
 
     @property
     def each(self) -> str:
-        """The KL on each kind of tokens, for messages."""
+        """The KL on each kind of tokens, as text for messages."""
         return ", ".join(f"{kl:.3g} on {kind}" for kind, kl in self.measured.items())
 
 

@@ -128,7 +128,15 @@ def _pairs(new: object, old: object) -> Iterator[tuple[Node, Node]]:
 
 
 def _tensors(before: Program, after: Program, places: Mapping[Node, str]) -> dict[Node, tuple[str, ...]]:
-    """Returns call of ``after`` -> the source tensors on which its value depends, but no earlier compared value."""
+    """Returns call of ``after`` -> the names of the source tensors that its value depends on.
+
+    Tensors that an earlier compared value already depends on are left out.
+
+    Args:
+        before: the program before a pass.
+        after: the program after it.
+        places: the calls whose values are compared, with their names.
+    """
     old_tensors = {n.name: _own_tensors(before, n) for n in before.graph.nodes if n.op == "call_function"}
     tensors: dict[Node, tuple[str, ...]] = {}
     for node in after.graph.nodes:

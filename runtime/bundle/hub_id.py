@@ -51,7 +51,7 @@ class HubId:
 
     @property
     def title(self) -> str:
-        """The default name of the bundle, without its ending."""
+        """The default name of a bundle that is exported from this model, without the bundle's ending."""
         name = self.repository.partition("/")[2]
         if self.file is None:
             return name

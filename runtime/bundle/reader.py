@@ -265,8 +265,7 @@ class Bundle:
         """Returns a weight as a read-only array of shape ``TensorEntry.stored_shape``.
 
         A weight with ``stored_as`` is expanded to its type and layout. With ``load="map"`` other weights are mapped:
-        call
-        ``check_unchanged`` before each use.
+        call ``check_unchanged`` before each use.
 
         Raises BundleError if the file was truncated since the bundle was opened, CapacityError if there is no memory.
         """

@@ -103,7 +103,17 @@ class Blob(Record, frozen=True, kw_only=True):
 
 
 class TensorEntry(Record, frozen=True, kw_only=True):
-    """The location of a tensor. ``shape`` is the logical shape; ``bytes`` is the size as stored."""
+    """The location and the form of a tensor.
+
+    Attributes:
+        blob: the index of the file with the bytes.
+        offset, bytes: the position of the first byte in the file, and the number of bytes as stored.
+        dtype: the type of the elements.
+        shape: the logical shape.
+        layout: the order of the elements.
+        stored_as: the format in which the elements are stored; None if they are stored as they are.
+        parts: the rows of source tensors that the tensor was made of.
+    """
 
     blob: Count
     offset: Annotated[int, Meta(ge=0, multiple_of=ALIGNMENT)]
@@ -129,7 +139,7 @@ class TensorEntry(Record, frozen=True, kw_only=True):
 
 
 class WeightsIndex(Record, frozen=True, kw_only=True):
-    """The contents of weights/index.json."""
+    """The contents of weights/index.json: the files with weights, and the location of each tensor by its name."""
 
     format_version: int = 1
     blobs: tuple[Blob, ...] = ()

@@ -36,7 +36,15 @@ def _lacks_results(program: LoweredProgram) -> bool:
 
 @dataclass
 class RankMaker:
-    """A builder of one rank's program."""
+    """A builder of one rank's program.
+
+    Attributes:
+        cut: the division of the layers among the ranks of a stage.
+        plans: the plan of each step of the whole program.
+        rank: the rank's number within the stage.
+        steps: the steps of the rank so far.
+        shared: buffer name -> the buffers that ranks share, so far.
+    """
 
     cut: LayerCut
     plans: Sequence[StepPlan]

@@ -47,7 +47,7 @@ class Namespace(NamedTuple):
 
 
 def items_of(tokens: Sequence[int], contents: Mapping[int, bytes]) -> list[Item]:
-    """Returns the items of ``tokens``. ``contents``: position of a placeholder -> digest of its content."""
+    """Returns the item of each token: its id; or a ``Content``, if ``contents`` has a digest for its position."""
     items: list[Item] = list(tokens)
     for position, digest in contents.items():
         items[position] = Content(tokens[position], digest)

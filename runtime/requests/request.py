@@ -133,12 +133,15 @@ class Request:
 
     @property
     def items(self) -> Sequence[Item]:
-        """The items of its tokens, which are the keys of its blocks in the prefix cache."""
+        """The item of each of the request's tokens: its id, or a ``Content``.
+
+        The prefix cache finds blocks by their items.
+        """
         return items_of(self.tokens, self._contents) if self._contents else self.tokens
 
     @property
     def identity(self) -> Identity:
-        """The arguments of another request that can share cached prefixes with this one."""
+        """The arguments with which another ``Request`` must be made to share cached prefixes with this one."""
         options = RequestOptions(self.tenant)
         return {"options": options, "adapter": self.namespace.adapter, "contents": self._contents}
 
@@ -170,7 +173,9 @@ class Request:
 
     @property
     def most_cached(self) -> int:
-        """The most tokens that it can ever have in the KV cache. The last new token is never computed."""
+        """The most tokens that the request can ever have in the KV cache: all but the last new one, which is never
+        computed.
+        """
         return self.prompt_length + max(self.max_tokens - 1, 0)
 
     @property

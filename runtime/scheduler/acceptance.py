@@ -9,8 +9,9 @@ _WEIGHT = 4.0
 _MEMORY = 100.0
 """The approximate number of last tokens over which a rate is measured."""
 _FADED = 0.98
-"""The factor for the weight of a measured rate after a proposal without an expected gain: the kind is tried again
-later.
+"""The factor on the weight of a kind's measured rate after a proposal without an expected gain.
+
+So the rate approaches the expected one, and the kind is tried again later.
 """
 CREDIT = 1.0
 """The time, in steps, that drafts of a kind may cost before the first one is accepted."""

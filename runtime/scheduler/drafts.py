@@ -403,10 +403,15 @@ class Drafts(NoDrafts):
     def _candidates(
         self, proposer: TimedProposer, step: _Step, able: Sequence[tuple[Generation, int]]
     ) -> list[_Candidate]:
-        """Returns the requests that gain more from a timed proposer than from a proposal without cost, highest rate
-        first.
+        """Returns the requests for which a timed proposer pays: its drafts gain more than those of the lookup, which
+        cost no time.
 
-        ``able``: (request, most tokens to draft for it).
+        Those with the highest acceptance rate are first.
+
+        Args:
+            proposer: the timed proposer.
+            step: the step for which drafts are made.
+            able: the requests that it can draft for, each with the most tokens to draft.
         """
         kind, credit = proposer.kind, self._credit_seconds(step, proposer.kind)
         each = proposer.seconds(len(able)) / len(able)

@@ -685,8 +685,10 @@ def _is_neutral(part: Mapping[str, Any], keyword: str, value: Any) -> bool:
 
 
 def _names_as_properties(part: dict[str, Any]) -> dict[str, Any]:
-    """Returns an equivalent schema for maps: one for the keys (a pattern or a list of names) becomes one for the
-    properties.
+    """Rewrites a schema of maps with ``propertyNames`` to an equivalent one with ``patternProperties`` or
+    ``properties``.
+
+    It does so if ``propertyNames`` is a pattern or a list of names; other schemas are returned unchanged.
     """
     names = part.get("propertyNames")
     if not isinstance(names, dict) or part.keys() & {"properties", "patternProperties"}:

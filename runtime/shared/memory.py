@@ -109,8 +109,7 @@ def return_large_blocks_at_once() -> None:
     """Makes glibc return large blocks to the system as soon as they are freed. Does nothing with another C library.
 
     By default glibc raises its threshold with each large block that is freed, up to 32 MB. Then some hundred MB stay
-    with
-    the process after tensors or request bodies of many sizes.
+    with the process after tensors or request bodies of many sizes.
     """
     if sys.platform.startswith("linux") and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)

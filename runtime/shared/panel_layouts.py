@@ -10,7 +10,7 @@ from typing import Literal
 Layout = Literal[
     "rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "planes32", "blocks8", "blocks16", "sparse32", "nibbles"
 ]
-"""runtime/bundle/weights.py says where each has an element."""
+"""The order of a weight's elements in memory; runtime/bundle/weights.py describes each."""
 
 PANEL = 32
 """Rows N of a weight [N, K] that are interleaved in one panel. N is padded to a multiple of it."""
@@ -25,11 +25,11 @@ DEPTHS = {
     "blocks16": 18,
     "sparse32": 32,
 }
-"""Layout -> number of values along K that are adjacent; for sparse32, that a block has.
+"""Layout -> the number of values along K that are adjacent in memory; for sparse32, of a block.
 
 K is padded to a multiple of it.
 
-In blocks of scales, a value is a byte of a block: two, and then one for each of its 8 or 16 groups.
+In blocks8 and blocks16 a value is a byte of a block of scales: two, and then one for each of its 8 or 16 groups.
 """
 
 BLOCKS = frozenset(("blocks8", "blocks16"))

@@ -110,7 +110,7 @@ class PreparedTexts(Prepared[Result]):
     values: list[FloatArray | None] = field(repr=False)
 
     def limit(self, most_bytes: int) -> None:
-        """Raises CapacityError if the result of all texts would have more bytes."""
+        """Raises CapacityError if the result of all texts would have more than ``most_bytes`` bytes."""
         if (total := 4 * sum(math.prod(self._shape(request)) for request in self.requests)) > most_bytes:
             raise CapacityError(
                 f"texts: the result for {len(self.requests):,} of them has {total:,} bytes, and a message "

@@ -52,7 +52,7 @@ class QuickTokenizer:
     """
 
     def __init__(self, tables: TokenizerTables, read: Callable[[], tokenizers.Tokenizer]) -> None:
-        """Raises the errors of ``tokenizers``."""
+        """Opens the part of the tokenizer that needs no merges. Raises the errors of ``tokenizers``."""
         self._tables = tables
         self._read = read
         self._characters = tokenizers.Tokenizer.from_str(tables.characters_json)

@@ -288,7 +288,7 @@ class _Reader:
         return self._text[self.at - 1]
 
     def _takes(self, text: str) -> bool:
-        """Moves past ``text`` and returns True if it follows."""
+        """If ``text`` follows, moves past it and returns True."""
         if not self._text.startswith(text, self.at):
             return False
         self.at += len(text)

@@ -217,7 +217,16 @@ def _read_nemotron_h_moe(r: Reading) -> None:
 
 
 def _read_nemotron_layers(r: Reading, kind: str, tensor: str) -> None:
-    """Reads the layers of Nemotron-H: one without heads and with a width is of ``kind``, and alone has ``tensor``."""
+    """Reads the kind of each layer of Nemotron-H.
+
+    A layer with key/value heads is full attention. Of the others, one with a feed-forward width is of ``kind``, and one
+    without is recurrent.
+
+    Args:
+        r: the reading.
+        kind: the name of the kind of layers with a width.
+        tensor: a tensor that only layers of ``kind`` have.
+    """
     heads = r.keys.by_layer("attention.head_count_kv", r.blocks, r.heads)[: r.layers]
     widths = r.keys.by_layer("feed_forward_length", r.blocks)[: r.layers]
     kinds = [FULL if n else kind if width else LINEAR for n, width in zip(heads, widths, strict=True)]

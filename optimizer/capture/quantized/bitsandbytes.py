@@ -76,7 +76,14 @@ def read_bitsandbytes(module: PackedModule) -> PackedNumbers:
 
 @dataclass(frozen=True)
 class _State:
-    """The JSON state that bitsandbytes stores for a 4-bit weight, next to its tensors."""
+    """The JSON state that bitsandbytes stores for a 4-bit weight, next to its tensors.
+
+    Attributes:
+        shape: the shape of the weight.
+        blocksize: the number of values with a common scale.
+        nested_blocksize: the number of scales with a common scale, if scales are quantized too.
+        nested_offset: the number that is added to these scales.
+    """
 
     shape: tuple[int, int]
     blocksize: int

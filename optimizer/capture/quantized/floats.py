@@ -82,7 +82,14 @@ def read_nvfp4(module: PackedModule, second: str = ".weight_global_scale", *, in
 
 
 def _exponents(module: PackedModule, scale: Source) -> Read:
-    """Returns a function that reads half of ``powers_of_two``, because ``_e2m1`` returns twice the values."""
+    """Returns a function that reads the factors of a packed weight in MXFP4, for the integers that ``_e2m1`` returns.
+
+    These are twice the values, so the factors are half the scales.
+
+    Args:
+        module: the packed weight.
+        scale: the tensor with the exponents of its scales.
+    """
     factors = powers_of_two(module, scale)
     return lambda: factors() * 0.5
 

@@ -66,7 +66,10 @@ class StateCache(CacheKind):
         return NO_BLOCK
 
     def after_step(self, request: Request) -> None:
-        """Implements ``CacheKind``. Releases the state before drafts, none of which can be rejected any more."""
+        """Implements ``CacheKind``.
+
+        Releases the block with the state before the last drafts, which aren't rejected any more.
+        """
         if len(before := request.tables[self.name][1:]):  # a cut has the rows of the next step read again
             for block in before:
                 self.pool.release(block)

@@ -21,7 +21,7 @@ from .views import Slice
 
 
 def _attention(step: Step) -> Axis | None:
-    """Cuts the attention's output by heads; a rank needs all queries."""
+    """Returns the axis of an attention step: the heads of its output. A rank needs all heads of the queries."""
     return Axis(step.inputs[0].shape[1].constant, (None,) * len(step.inputs), (Slice(1),))
 
 

@@ -22,7 +22,10 @@ _NORMS = frozenset({"rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"})
 
 
 def _linear(step: Step) -> Axis | None:
-    """Cuts a product along its output columns, which are rows of its weight."""
+    """Returns the axis of a product: its output columns, which are rows of its weight.
+
+    A residual is cut along its columns.
+    """
     size = step.outputs[0].shape[-1].constant
     inputs: list[Slice | None] = []
     for i, operand in enumerate(step.inputs):
@@ -35,7 +38,10 @@ def _linear(step: Step) -> Axis | None:
 
 
 def _gated(step: Step) -> Axis | None:
-    """Cuts gate and up alike. ``LayerCut.piece`` splits the input that holds both into two operands first."""
+    """Returns the axis of a gated activation: the columns of gate and up, in separate operands, and of the output.
+
+    Returns None if one row isn't a dimension. ``LayerCut.piece`` splits the input that has both into two operands.
+    """
     if step.inputs[0].rank != 2 or len(step.inputs) != 1:
         return None
     return Axis(step.outputs[0].shape[-1].constant, (Slice(1), Slice(1)), (Slice(1),))
@@ -60,8 +66,10 @@ def _rows(step: Step) -> Axis | None:
 
 
 def _by_heads(step: Step, inputs: int) -> Axis | None:
-    """Cuts a step on [M, heads, size] by heads; only the first ``inputs`` inputs are cut, a rank needs the others
-    whole.
+    """Returns the axis of a step on [M, heads, size]: its heads.
+
+    ``inputs``: the number of inputs, from the first on, that are cut; a rank needs the others whole. Returns None if
+    the outputs or these inputs have another shape.
     """
     count = step.outputs[0].shape[1].constant
     if any(o.rank != 3 or o.shape[1] != count for o in step.outputs):
@@ -94,7 +102,10 @@ def _attention(step: Step) -> Axis | None:
 
 
 def _rope_kv_write(step: Step) -> Axis | None:
-    """Cuts the queries. ``LayerCut.piece`` chooses the keys and values."""
+    """Returns the axis of the step: the heads of the queries.
+
+    ``LayerCut.piece`` chooses the keys and values of a rank.
+    """
     return Axis(step.inputs[0].shape[1].constant, (Slice(1), *(None,) * 5), (Slice(1),))
 
 

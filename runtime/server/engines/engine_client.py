@@ -213,7 +213,7 @@ class Pauses:
         return pause
 
     def reset(self) -> None:
-        """Begins with the shortest pause again."""
+        """Makes the next pause the shortest one."""
         self._next = self._shortest
 
 

@@ -239,8 +239,9 @@ class Body(Fields, kw_only=True):
         return False
 
     def form(self) -> dict[str, Any] | None:
-        """Returns the form of the answer, as fields of StructuredOutputsParams; None for any text. Raises
-        RequestError.
+        """Returns the form that the answer must have, as fields of StructuredOutputsParams; None for any text.
+
+        Raises RequestError if the body names several forms.
         """
         forms: dict[str, dict[str, Any]] = {}
         if self.response_format is not None and (response_form := form_of(self.response_format)) is not None:

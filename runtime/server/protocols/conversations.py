@@ -156,9 +156,10 @@ def effort_variables(effort: str, reads: frozenset[str]) -> dict[str, Any]:
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-    """Returns the guarded text of a conversation, with its calls in the first form that the template accepts.
+    """Returns the text of a conversation, as ``Tokenizer.guarded_chat`` makes it.
 
-    Raises the RequestError of the first form if the template accepts none.
+    Templates take earlier calls of tools in different forms. The forms are tried in order, until the template accepts
+    one. If it accepts none, raises the RequestError of the first.
     """
     refused: RequestError | None = None
     for form in call_forms(checked_messages(messages)):

@@ -259,7 +259,7 @@ class TeiEmbedBody(EmbeddingBody, kw_only=True):
         return "inputs", listed("inputs", self.inputs)
 
     def response(self, rows: Sequence[Any], sums: Sums) -> Any:
-        """Returns the list of vectors."""
+        """Returns the list of the texts' vectors, which is the whole answer."""
         return rows
 
 
@@ -337,7 +337,7 @@ class _RankBody(PooledBody, kw_only=True):
         return TextOrder(list(zip(queries, documents, strict=True)), task, named)
 
     def row(self, result: Any, labels: Sequence[str]) -> float:
-        """Returns a score."""
+        """Returns the score of a pair of texts as a number."""
         return float(result)
 
 
@@ -372,7 +372,7 @@ class RerankBody(_RankBody, kw_only=True):
     raw_scores: bool = False
 
     def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
-        """Returns the request. The arguments are those of `PooledBody.order`."""
+        """Returns the request for the scores of the documents. The arguments are those of `PooledBody.order`."""
         if (self.documents is None) == (self.texts is None):
             which = "there are none" if self.texts is None else "there are texts as well"
             raise RequestError(f"documents: {which}", hint="Pass the documents to be ordered.")
@@ -428,7 +428,7 @@ class ScoreBody(_RankBody, kw_only=True):
     text_2: str | list[str]
 
     def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
-        """Returns the request. The arguments are those of `PooledBody.order`."""
+        """Returns the request for the scores of the pairs. The arguments are those of `PooledBody.order`."""
         one, two = listed("text_1", self.text_1), listed("text_2", self.text_2)
         if len(one) not in (1, len(two)):
             hint = "Pass one text, or as many as of text_2."
@@ -453,7 +453,7 @@ class ClassifyBody(PooledBody, kw_only=True):
     use_activation: bool | None = None
 
     def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
-        """Returns the request. The arguments are those of `PooledBody.order`."""
+        """Returns the request for the scores of the classes. The arguments are those of `PooledBody.order`."""
         task = partial(Classify, truncate=self.cuts(), raw_scores=self.use_activation is False)
         return TextOrder(listed("input", self.input), task, {"texts": "input"})
 
@@ -485,7 +485,7 @@ class PoolingBody(ClassifyBody, kw_only=True):
         return msgspec.Raw(_encode(result.tolist())) if self.encoding_format == "float" else _base64(result)
 
     def response(self, rows: Sequence[Any], sums: Sums) -> Any:
-        """Returns the scores of each text, in their order."""
+        """Returns the scores of the tokens of each text, in the order of the texts."""
         return _vllm("pool", [{"index": i, "object": "pooling", "data": row} for i, row in enumerate(rows)], sums)
 
 

@@ -377,7 +377,7 @@ class Replicated(Model):
         return True
 
     def take_from(self, link: _FromReplica, message: ToFrontEnd) -> None:
-        """Handles a message of a replica."""
+        """Handles ``message``, which the replica of ``link`` has sent: events of requests, its load, or an answer."""
         if isinstance(message, Events):
             self._carry_on(message)
         elif isinstance(message, Beat):

@@ -29,7 +29,7 @@ class GemmaCall(Notation):
 
     @property
     def lead(self) -> str:
-        """The text before a tool's name."""
+        """The text between a call's marker and the tool's name, the same for all tools."""
         return self.prefix
 
     def rule(self, writer: RuleWriter, index: int, name: str, schema: dict[str, Any]) -> str:

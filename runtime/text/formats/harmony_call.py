@@ -17,7 +17,14 @@ from .rules import ANY, RuleWriter, json_rule, quoted
 
 @dataclass(frozen=True)
 class HarmonyCall(Notation):
-    """A call is a message with a recipient, ``functions.f``. Reasoning and answer are messages of other channels."""
+    """Calls of the format Harmony: a call is a message with a recipient, ``functions.f``.
+
+    Reasoning and answer are messages of other channels.
+
+    Attributes:
+        start, channel, constrain, message, end, call, stop: the spelling of the control tokens.
+        prefix: the text before a tool's name in a recipient.
+    """
 
     start: str = "<|start|>"
     channel: str = "<|channel|>"
@@ -59,7 +66,7 @@ class HarmonyCall(Notation):
         return f"{before} ( {' | '.join(ends)} )"
 
     def read_answer(self, reader: AnswerReader) -> Steps:
-        """Reads a whole answer."""
+        """Reads a whole answer into ``reader``: its reasoning, content and calls."""
         ends = [self.end, self.call, self.stop, self.start]
         header_stops = Stops([self.message, *ends])
         reader.in_reasoning = False

@@ -28,7 +28,7 @@ class JsonCall(Notation):
 
     @property
     def lead(self) -> str:
-        """The text before a tool's name."""
+        """The text between a call's marker and the tool's name, the same for all tools."""
         return f'{{"{self.name}": "'
 
     def rule(self, writer: RuleWriter, index: int, name: str, schema: dict[str, Any]) -> str:
@@ -51,7 +51,7 @@ class JsonCall(Notation):
         return (yield from _CallReader(self, reader, offered=False).read(opener))
 
     def read_bare(self, reader: AnswerReader, calls: Calls) -> Steps:
-        """Reads calls without markers, of offered tools."""
+        """Reads calls of offered tools without markers. Returns False, and takes nothing, if none follows."""
         whole = yield from _CallReader(self, reader, offered=True).read("")
         if whole is None:
             return False

@@ -50,7 +50,10 @@ class PythonCall(Notation):
         return f'{quoted(name + "(")} {values.keyword_arguments(schema)} ")"'
 
     def read_bare(self, reader: AnswerReader, calls: Calls) -> Steps:
-        """Reads a list of calls of offered tools."""
+        """Reads a list of calls of offered tools, such as ``[f(a=1), g()]``.
+
+        Returns False, and takes nothing, if none follows.
+        """
         start, before = reader.at, reader.hold()
         if (yield from reader.take("[")) is None:
             reader.release(before)

@@ -467,7 +467,10 @@ class AnswerReader:
                 emit(self.quoted(char))
 
     def read_scalar(self, emit: Callable[[str], None]) -> Steps:
-        """Emits a number, true, false or null. Returns False if it isn't one, or nothing follows it."""
+        """Reads a number, true, false or null, and passes its text to ``emit``.
+
+        Returns False if the text isn't one of these, or if the answer ends with it.
+        """
         before, begin = self.hold(), self.at
         while True:
             match = _SCALAR.match(self.text, begin)

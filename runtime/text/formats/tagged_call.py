@@ -38,7 +38,7 @@ class TaggedCall(Notation):
 
     @property
     def lead(self) -> str:
-        """The text before a tool's name."""
+        """The text between a call's marker and the tool's name, the same for all tools."""
         return self.name_begin
 
     @property
@@ -88,13 +88,13 @@ class TaggedCall(Notation):
         return writer.as_written(f"{self.typed}{word}{self.key_end}")
 
     def _parameter(self, writer: RuleWriter, name: str, key: str, schema: Any, document: Mapping[str, Any]) -> str:
-        """Returns the rule of one parameter.
+        """Returns the grammar rule of one parameter of a call.
 
         Args:
             writer: the grammar's rules.
-            name: of the rule of the value.
-            key: of the parameter.
-            schema: of the value.
+            name: the name of the rule of the parameter's value.
+            key: the parameter's name.
+            schema: the schema of the value.
             document: the schema that references point into.
         """
         types = parameter_types(schema, document)

@@ -64,13 +64,16 @@ class ValueRules:
         self._document: Mapping[str, Any] = {}
 
     def keyword_arguments(self, schema: Mapping[str, Any]) -> str:
-        """Returns the rule of Python's keyword arguments."""
+        """Returns the grammar rule of a call's arguments as keyword arguments of Python.
+
+        ``schema``: the schema of the arguments.
+        """
         self._document = schema
         any_keyword = '/[A-Za-z_]\\w{0,63}/ "="'
         return self._members(merged_object(schema, schema), lambda key: quoted(key + "="), any_keyword, 0)
 
     def value(self, schema: Mapping[str, Any]) -> str:
-        """Returns the rule of the arguments as one value."""
+        """Returns the grammar rule of a call's arguments as one value. ``schema``: the schema of the arguments."""
         self._document = schema
         return self._value(merged_object(schema, schema), 0)
 
