@@ -1,64 +1,93 @@
-"""The common parts of executors of TensorRT engines."""
+"""The executor of TensorRT engines, of either library and in any form.
+
+It has never run on a GPU. The tests replace driver and engines by fakes that compute with onnxruntime or numpy.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from typing import Generic, Protocol, TypeVar
+from dataclasses import replace
+from typing import Protocol
 
+from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.contracts import StepInput, StepOutput
-from enginewright.runtime.shared.errors import BundleError, EnginewrightError
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError
 
+from ..gpu.carried_sampling import open_sampler
 from ..gpu.cuda_driver import Device
 from ..gpu.health import GpuHealth
 from ..native.threads import available_threads
-from .library import open_library
+from ..steps.paged_section import KERNELS_FOLDER
+from .engine_steps import EngineProgram, EngineSteps
+from .library import Engine, open_library
 from .section import TensorRtSection
 
 
-class LoadedEngines(Protocol):
-    """The engines of a bundle, loaded with their memory on a GPU."""
+class EngineForm(Protocol):
+    """The form of a target's engines: how they take steps.
 
-    def describe(self) -> dict[str, str | int]:
-        """Returns notes on the runs, by name; "graph_launches" is the number of steps that launched a CUDA graph."""
-
-    def close(self) -> None:
-        """Destroys CUDA graphs, contexts and engines, in this order, and then frees their memory."""
-
-
-E = TypeVar("E", bound=LoadedEngines)
-
-
-class EngineExecutor(ABC, Generic[E]):
-    """An executor of TensorRT engines. A thread of its own makes all calls to the GPU.
-
-    A subclass calls ``_start`` when the arguments of ``load`` are ready.
-
-    Args:
-        section: the section of the target's manifest.
-        target: the target's name.
-        threads: threads of the sampler on the CPU; 0 means one for each core.
-
-    Raises:
-        MissingDependencyError: the library is missing.
-        TargetError: it is of another version, or a driver, a GPU of the right kind or a plugin is missing.
+    Attributes:
+        cache_groups: the executor's cache groups.
+        context: the most tokens of a request.
+        most_blocks: the most blocks of a cache group; None if engines have no limit.
     """
 
-    def __init__(self, bundle: Bundle, section: TensorRtSection, target: str, threads: int) -> None:
-        self._bundle = bundle
-        self._target = target
-        self._threads = threads or available_threads()
-        self._library = open_library(section, f"target {target!r}")
+    cache_groups: tuple[CacheGroup, ...]
+    context: int
+    most_blocks: int | None
+
+    def caps(self, blocks: Mapping[str, int], context: int) -> ExecutorCaps:
+        """Returns the executor's capabilities with these blocks, for requests of at most ``context`` tokens."""
+
+    def program(
+        self, device: Device, engines: Mapping[str, Engine], blocks: Mapping[str, int], context: int
+    ) -> EngineProgram:
+        """Returns the loaded engines, by file, with their memory. Raises BundleError, TargetError or CapacityError."""
+
+
+class EngineExecutor:
+    """An executor of TensorRT engines. A thread of its own makes all calls to the GPU.
+
+    Args:
+        bundle: a bundle with a target whose engines are built.
+        target: the target's name.
+        form: the form of its engines.
+        blocks: blocks to allocate by cache group; at most the engines' limit.
+        context: maximum tokens of a request.
+        threads: the number of threads of the sampler on the CPU; 0 means one for each core.
+
+    Raises:
+        BundleError: the bundle has no such target, or an engine or kernel is damaged or differs from the manifest.
+        MissingDependencyError: the library is missing.
+        TargetError: it is of another version, or a driver, a GPU of the right kind or a plugin is missing.
+        CapacityError: there is not enough memory for caches, weights and activations.
+    """
+
+    def __init__(
+        self, bundle: Bundle, target: str, form: EngineForm, blocks: Mapping[str, int], context: int, threads: int
+    ) -> None:
+        self._bundle, self._target, self._form = bundle, target, form
+        self._section = engine_section(bundle, target)
+        self.cache_groups = form.cache_groups
+        self.blocks = {name: min(count, form.most_blocks or count) for name, count in blocks.items()}
+        self.caps = form.caps(self.blocks, context)
+        self._library = open_library(self._section, f"target {target!r}")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-tensorrt")
-        self._health = GpuHealth(self._probe)
+        self._health = GpuHealth(lambda: self._device.synchronize())
         self._open = True
+        try:
+            self._thread.submit(self._load, context, threads or available_threads()).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
 
     def submit(self, step: StepInput) -> Future[StepOutput]:
         self._bundle.check_unchanged()
-        return self._thread.submit(self._watched, step)
+        return self._thread.submit(self._run, step)
 
     @property
     def lost(self) -> str:
@@ -71,7 +100,7 @@ class EngineExecutor(ABC, Generic[E]):
             "target": self._target,
             "library": f"{self._library.flavour.name} {self._library.version}",
             "gpu": f"{gpu.name} ({gpu.capability})",
-            **self._engines.describe(),
+            **self._steps.describe(),
         }
 
     def close(self) -> None:
@@ -81,35 +110,39 @@ class EngineExecutor(ABC, Generic[E]):
                 self._thread.submit(self._unload).result()
             self._thread.shutdown()
 
-    @abstractmethod
     def _run(self, step: StepInput) -> StepOutput:
-        """Runs a step on the GPU's thread."""
-
-    def _watched(self, step: StepInput) -> StepOutput:
         with self._health.watched():
-            return self._run(step)
+            output = self._steps.run(step)
+            if not self.caps.shared_blocks:  # then no step lists blocks to clear
+                self._steps.forget(step, output)
+            return output
 
-    def _probe(self) -> None:
-        self._device.synchronize()
-
-    def _start(self, load: Callable[[Device], E]) -> None:
+    def _load(self, context: int, threads: int) -> None:
         """Opens the GPU and loads the engines; if that fails, nothing stays open."""
+        self._device = device = self._library.open_device()
+        folder, library = self._bundle.path / target_folder(self._target), self._library
         try:
-            self._device, self._engines = self._thread.submit(self._load, load).result()
-        except BaseException:
-            self._thread.shutdown()
-            raise
-
-    def _load(self, load: Callable[[Device], E]) -> tuple[Device, E]:
-        device = self._library.open_device()
-        try:
-            return device, load(device)
-        except BaseException:
+            engines = {one.file: library.load_engine(folder / one.file, one.sha256) for one in self._section.engines}
+            program = self._form.program(device, engines, self.blocks, context)
+            rows, (_, vocab) = self.caps.max_requests, program.memory.logits.shape
+            sampler = open_sampler(device, folder / KERNELS_FOLDER, rows, vocab, [program.memory.logits.dtype])
+            graphs = not library.captures_itself or (self._section.form == "segments" and library.tells_capturable)
+            self._steps = EngineSteps(program, sampler, threads, graphs=graphs)
+            self.caps = replace(self.caps, lacks=sampler.lacks, masks=sampler.masks)
+        except BaseException as e:
             device.close()
-            raise
+            if not isinstance(e, CapacityError):
+                raise
+            caches = sum(cache_block_bytes(group) * self.blocks[group.name] for group in self.cache_groups)
+            raise CapacityError(
+                f"memory: caches of {caches:,} bytes, and what engines need beside them, don't fit into the memory "
+                f"of {device.gpu.name}",
+                hint="Pass less memory for the caches, serve fewer requests at a time (max_requests), or take a "
+                "larger GPU.",
+            ) from e
 
     def _unload(self) -> None:
-        self._engines.close()
+        self._steps.close()
         self._device.close()
 
 

@@ -14,15 +14,15 @@ from enginewright.runtime.shared.contracts import ExecutorCaps
 from enginewright.runtime.shared.errors import BundleError, RequestError, TargetError
 from enginewright.runtime.shared.step_schema import port_names
 
-from ..steps.packed_steps import StepLimits, StepShape, bucketed, input_shapes, rounded
+from ..steps.packed_steps import StepLimits, StepShape, bucketed, rounded
 from ..steps.paged_section import (
     LOGITS,
     PagedProfile,
     PagedSection,
     cache_tensors,
 )
-from .block_runs import StepMemory
 from .checks import holds_copies
+from .engine_steps import PackedProgram, StepMemory
 from .library import Context, Engine, check_tensors, describe_engines
 from .section import TensorRtSection
 
@@ -60,8 +60,8 @@ def limits_of(profiles: Sequence[PagedProfile]) -> StepLimits:
     return StepLimits(tokens=most["T"], requests=most["B"], rows=most["R"], blocks=most["M"])
 
 
-class PagedEngines:
-    """Engines in the paged form. Implements `block_runs.PackedProgram`.
+class PagedEngines(PackedProgram):
+    """Engines in the paged form.
 
     Args:
         engines: loaded engines.
@@ -83,16 +83,16 @@ class PagedEngines:
     ) -> None:
         self._engines = engines
         self._profiles = profiles
-        self._memory = memory
+        self.memory = memory
         self._contexts: OrderedDict[StepShape, Context] = OrderedDict()
         self._pools: dict[str, tuple[int, ...]] = {}
-        self._addresses = {LOGITS: memory.logits}
+        self._addresses: dict[str, int] = {}
         groups, written = memory.groups, list[str]()
         for group in groups:
             for tensor in (tensor for layer in group.layers for tensor in cache_tensors(group, layer)):
                 written.append(tensor.written)
                 self._pools[tensor.name] = (memory.blocks[group.name], group.block_size, *tensor.of_slot)
-                address = memory.caches[tensor.name]
+                address = memory.caches[tensor.name].address
                 self._addresses |= {tensor.name: address, tensor.written: address}
         small = list(port_names(group.name for group in groups))
         outputs = [LOGITS, *(written if section.caches == "aliased" else ())]
@@ -148,7 +148,7 @@ class PagedEngines:
         if not keep:
             self._contexts[shape] = context  # the latest one comes last
             if len(self._contexts) > MOST_CONTEXTS:
-                self._memory.device.synchronize()
+                self.memory.device.synchronize()
                 self._contexts.popitem(last=False)[1].close()
         return context
 
@@ -164,9 +164,8 @@ class PagedEngines:
     def _context(self, shape: StepShape) -> Context:
         """Creates a context, bound to a step's sizes and addresses."""
         engine = self._engines[shape.profile]
-        context = engine.context(0, self._memory.device, self._scratch)
-        shapes = input_shapes(self._memory.groups, shape) | self._pools
-        known = {name: dims for name, dims in shapes.items() if name in engine.tensors}
-        addresses = self._addresses | self._memory.inputs_of(shape)
-        context.bind(known, {name: addresses[name] for name in engine.tensors})
+        context, inputs = engine.context(0, self.memory.device, self._scratch), self.memory.inputs
+        shapes = {name: array.shape for name, array in inputs.items() if name in engine.tensors} | self._pools
+        addresses = self._addresses | self.memory.addresses
+        context.bind(shapes, {name: addresses[name] for name in engine.tensors})
         return context

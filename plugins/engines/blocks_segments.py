@@ -7,7 +7,7 @@ run this yet; the tests run it with engines, kernels and a driver in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -16,16 +16,17 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 from enginewright.runtime.shared.errors import BundleError, RequestError
 
+from ..gpu.graphed_steps import Works
 from ..steps.packed_steps import StepLimits, StepShape, bucketed, rounded
 from ..steps.paged_section import KERNELS_FOLDER
-from .block_runs import StepMemory
 from .carried_kernels import AttentionLaunches
+from .engine_steps import PackedProgram, StepMemory
 from .library import Context, Engine, check_tensors, describe_engines
 from .segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, SegmentTensor
 
 
-class SegmentProgram:
-    """Engines of segments, with kernels between them. Implements `block_runs.PackedProgram`.
+class SegmentProgram(PackedProgram):
+    """Engines of segments, with kernels between them.
 
     Args:
         bundle: the bundle with the weights.
@@ -33,6 +34,7 @@ class SegmentProgram:
         schedule: the target's schedule.
         engines: segment -> its engine, loaded.
         memory: the memory of all steps, with the schedule's cache groups.
+        limits: the limits of steps.
 
     Raises:
         BundleError: an engine differs from the schedule, or a kernel can't be read.
@@ -46,20 +48,21 @@ class SegmentProgram:
         schedule: SegmentSchedule,
         engines: Mapping[str, Engine],
         memory: StepMemory,
+        limits: StepLimits,
     ) -> None:
         self._schedule = schedule
         self._segments = {segment.name: segment for segment in schedule.segments}
         self._engines = engines
         self._groups = {group.name: group for group in memory.groups}
-        self._limits = memory.limits
-        self._memory = memory
+        self._limits = limits
+        self.memory = memory
         self._device = memory.device
         for segment in schedule.segments:
             check_tensors(engines[segment.name], [*segment.inputs, *segment.weights], list(segment.outputs))
         self._launches = self._load_kernels(bundle, target)
         self._contexts: dict[tuple[int, int], Context] = {}
         self._last: StepShape | None = None
-        self._addresses = self._activations() | {LOGITS: memory.logits}
+        self._addresses = self._activations()
         self._weights = self._upload_weights(bundle)
         self._scratch = self._device.allocate(max(engine.scratch_bytes for engine in engines.values()))
         self._nothing = self._device.allocate(4)
@@ -92,7 +95,7 @@ class SegmentProgram:
     def most_rows(self, shape: StepShape) -> int:
         return self._schedule.profiles[shape.profile].R[2]
 
-    def bound(self, shape: StepShape, keep: bool) -> _Work:
+    def bound(self, shape: StepShape, keep: bool) -> Works:
         works: list[Callable[[], None]] = [
             self._attention(step, shape)
             if isinstance(step, AttentionStep)
@@ -101,7 +104,7 @@ class SegmentProgram:
         ]
         if not keep:
             self._last = shape
-        return _Work(works)
+        return Works(works, [work for work in works if isinstance(work, Context)])
 
     def describe(self) -> dict[str, str | int]:
         return describe_engines(self._engines.values())
@@ -123,7 +126,8 @@ class SegmentProgram:
             context.place({name: self._weights[source] for name, source in step.weights.items()})
             if not keep:
                 self._contexts[index, shape.profile] = context
-        sizes, addresses = {"T": shape.tokens, "R": shape.rows}, self._addresses | self._memory.inputs_of(shape)
+        sizes = {"T": shape.tokens, "R": shape.rows}
+        addresses = self._addresses | self.memory.addresses
         places = {name: addresses[to] for name, to in (step.inputs | step.outputs).items()}
         context.bind({name: _sizes(tensor, sizes) for name, tensor in segment.inputs.items()}, places)
         return context
@@ -138,8 +142,7 @@ class SegmentProgram:
         launches, group = self._launches[step.layer], self._groups[step.group]
 
         def run() -> None:
-            pool = self._memory.blocks[group.name]
-            launches.launch(step, shape, heads, self._schedule.dtype, group, pool, self._memory, buffers)
+            launches.launch(step, shape, heads, self._schedule.dtype, group, self.memory, buffers)
 
         return run
 
@@ -187,26 +190,6 @@ class SegmentProgram:
             addresses[name] = self._device.allocate(array.nbytes)
             self._device.upload(addresses[name], array)
         return addresses
-
-
-class _Work:
-    """The work of a step: runs of contexts, and launches of kernels between them. It is a ``GraphedWork``."""
-
-    def __init__(self, works: Sequence[Callable[[], None]]) -> None:
-        self._works = works
-        self._contexts = [work for work in works if isinstance(work, Context)]
-
-    @property
-    def capturable(self) -> bool:
-        return all(context.capturable for context in self._contexts)
-
-    def __call__(self) -> None:
-        for work in self._works:
-            work()
-
-    def close(self) -> None:
-        for context in self._contexts:
-            context.close()
 
 
 def segment_limits(schedule: SegmentSchedule, requests: int, context: int) -> StepLimits:

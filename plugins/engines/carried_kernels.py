@@ -22,7 +22,7 @@ from ..gpu.specs import AttentionShape, splits_of
 from ..gpu.tiles import SCALED_FORMATS, FloatType
 from ..steps.packed_steps import StepShape
 from ..steps.paged_section import cache_tensors
-from .block_runs import StepMemory
+from .engine_steps import StepMemory
 from .segments import AttentionKernels, AttentionStep
 
 
@@ -66,7 +66,6 @@ class AttentionLaunches:
         heads: int,
         dtype: FloatType,
         group: CacheGroup,
-        pool: int,
         memory: StepMemory,
         buffers: Mapping[str, int],
     ) -> None:
@@ -76,15 +75,15 @@ class AttentionLaunches:
             step: the attention step, with its layer.
             shape: the sizes of the whole step. Steps of one token a request attend to their contexts in parts.
             heads, dtype: the number of heads and the type of the queries.
-            group, pool: the layer's cache group, and its blocks (P).
+            group: the layer's cache group.
             memory: the memory of all steps.
             buffers: addresses of activations, of "sinks" and "slopes", and of the scratch "parts" and "lse".
         """
         of = AttentionShape(
             heads, *group.sizes, dtype=dtype, cache=SCALED_FORMATS.get(group.dtype, dtype), scale=step.scale
         )
-        inputs = memory.inputs_of(shape)
-        caches = {tensor.argument: memory.caches[tensor.name] for tensor in cache_tensors(group, step.layer)}
+        inputs, pool = memory.addresses, memory.blocks[group.name]
+        caches = {tensor.argument: memory.caches[tensor.name].address for tensor in cache_tensors(group, step.layer)}
         arrays = {
             **caches,
             **{f"{name}_before": address for name, address in caches.items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import ExecutorArguments, Opening
@@ -9,24 +11,33 @@ from enginewright.runtime.shared.contracts import CacheGroup
 
 from .section import TensorRtSection
 
+if TYPE_CHECKING:
+    from .base import EngineForm
+
 
 def _has_slots(bundle: Bundle, target: str) -> bool:
     section = bundle.target(target).section(TensorRtSection)
     return section is not None and section.form == "whole" and section.paged is None
 
 
-def _groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
-    from .blocks import packed_groups
-    from .slots import slot_groups_of
+def _form(bundle: Bundle, target: str) -> EngineForm:
+    """Returns the form of a target's engines. Raises BundleError if it has none that are ready."""
+    from .base import engine_section
+    from .blocks import PagedForm, SegmentsForm
+    from .slots import SlotForm
 
-    return slot_groups_of(bundle, target) if _has_slots(bundle, target) else packed_groups(bundle, target)
+    if _has_slots(bundle, target):
+        return SlotForm(bundle, target)
+    paged = engine_section(bundle, target).paged is not None
+    return PagedForm(bundle, target) if paged else SegmentsForm(bundle, target)
+
+
+def _groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
+    return _form(bundle, target).cache_groups
 
 
 def _context(bundle: Bundle, target: str) -> int:
-    from .blocks import packed_context
-    from .slots import slot_capacity_of
-
-    return slot_capacity_of(bundle, target) - 1 if _has_slots(bundle, target) else packed_context(bundle, target)
+    return _form(bundle, target).context
 
 
 def _memory(bundle: Bundle, target: str) -> int:
@@ -36,13 +47,10 @@ def _memory(bundle: Bundle, target: str) -> int:
 
 
 def _make(asked: ExecutorArguments) -> Executor:
-    from .blocks import PackedExecutor
-    from .slots import TensorRtExecutor
+    from .base import EngineExecutor
 
-    bundle, target, threads = asked.bundle, asked.target, asked.placement.threads
-    if _has_slots(bundle, target):
-        return TensorRtExecutor(bundle, asked.blocks, target=target, threads=threads)
-    return PackedExecutor(bundle, asked.blocks, asked.context, target=target, threads=threads)
+    form = _form(asked.bundle, asked.target)
+    return EngineExecutor(asked.bundle, asked.target, form, asked.blocks, asked.context, asked.placement.threads)
 
 
 OPENING = Opening(_make, _groups, _context, memory=_memory, slots=_has_slots, gives_back=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError
@@ -27,6 +28,29 @@ class GraphedWork(Protocol):
 
     def close(self) -> None:
         """Frees what the work holds. No graph of it may be launched afterwards."""
+
+
+@dataclass(frozen=True)
+class Works:
+    """Functions that are the work of a step, in order. It is a ``GraphedWork``.
+
+    ``held``: those of them that aren't always capturable, and that are closed with the step.
+    """
+
+    works: Sequence[Callable[[], object]]
+    held: Sequence[GraphedWork] = ()
+
+    @property
+    def capturable(self) -> bool:
+        return all(work.capturable for work in self.held)
+
+    def __call__(self) -> None:
+        for work in self.works:
+            work()
+
+    def close(self) -> None:
+        for work in self.held:
+            work.close()
 
 
 Capture = Callable[[Callable[[], None]], Graph]

@@ -11,7 +11,6 @@ from enginewright.runtime.shared.contracts import (
     CacheGroup,
     FloatArray,
     Int32Array,
-    SamplingBatch,
     StepInput,
     StepOutput,
     as_outputs,
@@ -40,16 +39,6 @@ class Slots(Protocol):
         """Fills slots with zeros, so that NaN and infinity in them don't affect later requests."""
 
 
-class Draws(Protocol):
-    """Slots that draw tokens on the device that has their logits."""
-
-    def draw(self, run: SlotRun, sampling: SamplingBatch, *, logits: bool) -> tuple[Int32Array, FloatArray | None]:
-        """Draws a token for each wanted token of a run. Returns the tokens [R], and the logits [R, V] if ``logits``.
-
-        ``sampling``: the options of the whole step.
-        """
-
-
 class SlotSteps:
     """Runs steps over slots.
 
@@ -59,7 +48,6 @@ class SlotSteps:
         count: the number of slots.
         threads: the number of threads of the sampler.
         chunks_together, prompts_alone: see ``plan_runs``.
-        draws: the slots that draw tokens themselves; None for the sampler on the CPU.
     """
 
     def __init__(
@@ -71,10 +59,8 @@ class SlotSteps:
         *,
         chunks_together: bool = True,
         prompts_alone: bool = False,
-        draws: Draws | None = None,
     ) -> None:
         self._slots = slots
-        self._draws = draws
         self._groups = groups
         self._count = count
         self._sampler = RowSampler(threads)
@@ -85,29 +71,14 @@ class SlotSteps:
         slot_of = slots_of(step, self._groups, self._count)
         self._slots.fit(slot_of, step.kv_len)
         runs = plan_runs(step, slot_of, self._slots.length, **self._how)
-        logits = None
-        if self._draws is not None and step.sampling is not None and len(step.rows):
-            output = self._drawn(self._draws, runs, step, step.sampling)
+        logits = self._logits(runs, len(step.rows), keep=step.wants_logits)
+        if step.sampling is None:
+            output = StepOutput(tokens=None, outputs=as_outputs(logits if step.wants_logits else None))
         else:
-            logits = self._logits(runs, len(step.rows), keep=step.wants_logits)
-            if step.sampling is None:
-                output = StepOutput(tokens=None, outputs=as_outputs(logits if step.wants_logits else None))
-            else:
-                output = self._sampler.sample(logits, step.sampling, return_logits=step.wants_logits)
+            output = self._sampler.sample(logits, step.sampling, return_logits=step.wants_logits)
         if len(owners := owners_of_bad_rows(step, logits, output.tokens)):
             self._slots.forget(slot_of[owners])  # in the caches, these numbers would spread to who gets the slot next
         return output
-
-    def _drawn(self, draws: Draws, runs: Sequence[SlotRun], step: StepInput, sampling: SamplingBatch) -> StepOutput:
-        """Returns the output of a step whose tokens the slots draw."""
-        rows, logits = len(step.rows), None
-        with_logits, tokens = step.wants_logits or sampling.logprobs is not None, np.empty(rows, np.int32)
-        for run in runs:
-            tokens[run.order], run_logits = draws.draw(run, sampling, logits=with_logits)
-            if run_logits is not None:
-                logits = np.empty((rows, run_logits.shape[1]), np.float32) if logits is None else logits
-                logits[run.order] = run_logits
-        return self._sampler.of_drawn(tokens, logits, sampling, return_logits=step.wants_logits)
 
     def _logits(self, runs: Sequence[SlotRun], rows: int, *, keep: bool) -> FloatArray:
         """Returns the logits of the step's rows, [R, V]; valid until the next step unless ``keep``."""

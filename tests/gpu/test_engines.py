@@ -16,14 +16,15 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip ins
 pytest.importorskip("pydantic", reason="enginewright's dependencies are not installed: pip install enginewright")
 
 from enginewright.plugins.engines.checks import FLAVOURS
+from enginewright.plugins.engines.engine_steps import EngineSteps
 from enginewright.plugins.engines.library import Library
 from enginewright.plugins.engines.plan import CAPABILITY_BITS
 from enginewright.plugins.engines.section import EngineSection
 from enginewright.plugins.engines.slot_profiles import choices_of
-from enginewright.plugins.engines.slot_runs import EngineSlots, SlotSizes
+from enginewright.plugins.engines.slot_runs import SlotEngines
 from enginewright.plugins.gpu.carried_sampling import open_sampler
 from enginewright.plugins.gpu.cuda_driver import load_cuda
-from enginewright.plugins.steps.slots import SlotRun
+from enginewright.runtime.shared.contracts import StepInput
 from tests.gpu import engines
 from tests.plugins.steps import tiny_onnx as tiny
 
@@ -32,12 +33,12 @@ TOLERANCE = 0.1
 
 
 @pytest.fixture(scope="module")
-def slots(tmp_path_factory: pytest.TempPathFactory, capability: int) -> Iterator[EngineSlots]:
+def steps(tmp_path_factory: pytest.TempPathFactory, capability: int) -> Iterator[EngineSteps]:
     with engines.equal_heads():
-        yield from open_slots(tmp_path_factory.mktemp("engines") / "tiny.plan", capability)
+        yield from open_steps(tmp_path_factory.mktemp("engines") / "tiny.plan", capability)
 
 
-def open_slots(path: Path, capability: int) -> Iterator[EngineSlots]:
+def open_steps(path: Path, capability: int) -> Iterator[EngineSteps]:
     engines.build(path, capability)
     import tensorrt_rtx
 
@@ -46,29 +47,42 @@ def open_slots(path: Path, capability: int) -> Iterator[EngineSlots]:
     device = library.open_device()
     section = EngineSection(file=path.name, bytes=1, sha256="0" * 64, profiles=engines.PROFILES)
     loaded, choices = library.load_engine(path), choices_of([section])
-    sizes, sampler = SlotSizes(8, engines.C, tiny.V), open_sampler(device, path.parent, 8, tiny.V, ())
-    engine_slots = EngineSlots(library, device, [loaded], choices, engines.linear_io(), sizes, sampler)
-    yield engine_slots
-    engine_slots.close()
+    sampler = open_sampler(device, path.parent, 8, tiny.V, ())
+    program = SlotEngines(device, [loaded], choices, engines.linear_io(), 8, tiny.V)
+    engine_steps = EngineSteps(program, sampler, 1, graphs=not library.captures_itself)
+    yield engine_steps
+    engine_steps.close()
     device.close()
 
 
-def run_of(first: int, rows: list[list[int]], start: int) -> SlotRun:
-    ids = np.array(rows)
-    places = np.tile(np.arange(ids.shape[1]) + start, (len(rows), 1))
-    sampled = np.arange(ids.size)
-    return SlotRun(first, ids, places, sampled, sampled)
+def logits_of(steps: EngineSteps, first: int, rows: list[list[int]], start: int) -> np.ndarray:
+    """Returns the logits of all tokens of requests in neighbouring slots, which begin at the place ``start``."""
+    groups, ids = [group.name for group in engines.linear_io().cache_groups], np.array(rows, np.int32)
+    slots, places = np.arange(first, first + len(rows), dtype=np.int32), np.arange(ids.shape[1], dtype=np.int32) + start
+    step = StepInput(
+        ids=ids.ravel(),
+        positions=np.tile(places, len(rows)),
+        q_start=np.arange(0, ids.size + 1, ids.shape[1], dtype=np.int32),
+        kv_len=np.full(len(rows), start + ids.shape[1], np.int32),
+        block_table=dict.fromkeys(groups, slots[:, None]),
+        slots=dict.fromkeys(groups, (slots[:, None] * engines.C + places).ravel()),
+        rows=np.arange(ids.size, dtype=np.int32),
+        outputs=("logits",),
+    )
+    logits = steps.run(step).logits
+    assert logits is not None
+    return logits
 
 
-def test_logits(slots: EngineSlots) -> None:
+def test_logits(steps: EngineSteps) -> None:
     rng = np.random.default_rng(1)
     texts = rng.integers(0, tiny.V, (6, 30)).tolist()
     expected = [tiny.reference(text) for text in texts]
     for slot, text in enumerate(texts):  # a prompt longer than a profile holds
-        logits = slots.run(run_of(slot, [text[:20]], 0))
+        logits = logits_of(steps, slot, [text[:20]], 0)
         np.testing.assert_allclose(logits, expected[slot][:20], atol=TOLERANCE)
     for place in range(20, 30):
-        logits = slots.run(run_of(0, [[text[place]] for text in texts], place))
+        logits = logits_of(steps, 0, [[text[place]] for text in texts], place)
         np.testing.assert_allclose(logits, [one[place] for one in expected], atol=TOLERANCE)
 
 

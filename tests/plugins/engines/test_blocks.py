@@ -175,18 +175,19 @@ def test_one_request_of_nan_ends_alone(install: Install, bundles, prompts, expec
             llm.engine.add_request(request)
         while requests[1].output_length < 4:
             llm.engine.step()
-        memory = llm.engine.executor._engines._memory  # type: ignore[attr-defined]
+        memory = llm.engine.executor._steps._memory  # type: ignore[attr-defined]
         for group in llm.engine.executor.cache_groups:
             for name in (f"{kind}_cache:{layer}" for kind in "kv" for layer in group.layers):
-                size = memory._bytes[name] // llm.engine.executor.blocks[group.name]
+                first, size = memory.caches[name]
                 for block in (b for b in requests[1].tables[group.name] if b >= 0):
-                    address = memory.caches[name] + block * size
-                    cuda.devices[-1].view(address, np.dtype(np.float32), (size // 4,))[:] = np.nan
+                    cuda.devices[-1].view(first + block * size, np.dtype(np.float32), (size // 4,))[:] = np.nan
         while llm.engine.has_work():
             llm.engine.step()
-        for name, address in memory.caches.items():
-            held = cuda.devices[-1].view(address, np.dtype(np.float32), (memory._bytes[name] // 4,))
-            assert np.isfinite(held).all(), name
+        for group in llm.engine.executor.cache_groups:
+            blocks = llm.engine.executor.blocks[group.name]
+            for address, size in (memory.caches[f"{kind}_cache:{layer}"] for kind in "kv" for layer in group.layers):
+                held = cuda.devices[-1].view(address, np.dtype(np.float32), (blocks * size // 4,))
+                assert np.isfinite(held).all(), group.name
     assert [r.finish_reason for r in requests] == ["length", "error", "length", "length", "length"]
     tokens = [list(r.tokens[r.prompt_length :]) for r in requests]
     assert [tokens[0], *tokens[2:]] == [expected[2], *expected[4:7]]

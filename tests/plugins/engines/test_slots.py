@@ -21,6 +21,7 @@ from enginewright.plugins.steps.linear_io import LinearCacheGroup, LinearIo
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.engine.llm import LLM
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import (
     BundleError,
@@ -189,21 +190,30 @@ def test_memory(install: Install, bundle: Path) -> None:
     install(gpus=(InstalledGpu(0, "tiny", "8.9", 1000),))
     with pytest.raises(CapacityError, match="tiny has 1,000 bytes free, and the engines alone need"):
         LLM(bundle, trust="code")
-    with pytest.raises(CapacityError, match=r"memory: .* slots of 33 tokens don't fit into the memory of tiny"):
+    with pytest.raises(CapacityError, match=r"memory: caches of .* bytes, .* don't fit into the memory of tiny"):
         LLM(bundle, memory="1MiB", trust="code")
 
 
 def test_numbers_that_are_not_finite_stay_with_their_request(
     install: Install, bundle: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    install()
+    """The slot of a request that ends with an error is cleared, for the request that gets it next."""
+    cuda = install()
     with LLM(bundle, max_requests=2, trust="code") as llm:
-        llm.generate(prompts[:2], GREEDY)
-        slots = llm._executor._engines  # type: ignore[attr-defined]
-        cache = next(iter(slots._memory.values()))
-        slots._device.view(cache.address, np.dtype(np.float32), (cache.row_bytes // 4,))[:] = np.nan
-        slots.forget(np.array([0], np.int32))
-        assert [list(r.token_ids) for r in llm.generate(prompts[2:4], GREEDY)] == expected[2:4]
+        requests = [Generation(prompt, GREEDY, max_tokens=C - 1 - len(prompt)) for prompt in prompts[2:5]]
+        for request in requests:
+            llm.engine.add_request(request)
+        while requests[0].output_length < 4:
+            llm.engine.step()
+        slot = requests[0].tables[llm.engine.executor.cache_groups[0].name][0]
+        for address, size in llm.engine.executor._steps._memory.caches.values():  # type: ignore[attr-defined]
+            cuda.devices[-1].view(address + slot * size, np.dtype(np.float32), (size // 4,))[:] = np.nan
+        while llm.engine.has_work():
+            llm.engine.step()
+        for address, size in llm.engine.executor._steps._memory.caches.values():  # type: ignore[attr-defined]
+            assert np.isfinite(cuda.devices[-1].view(address, np.dtype(np.float32), (2 * size // 4,))).all()
+    assert [request.finish_reason for request in requests] == ["error", "length", "length"]
+    assert [list(r.tokens[r.prompt_length :]) for r in requests[1:]] == expected[3:5]
 
 
 def test_context(install: Install, bundle: Path) -> None:
