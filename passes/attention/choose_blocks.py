@@ -26,10 +26,10 @@ def _summaries_are_kept(program: Program) -> list[str]:
 
 
 class ChooseBlocks(Pass):
-    """Sets ``choice`` of every full ``ew.paged_attention`` except the first layers; their cache groups keep summaries.
+    """Sets the argument ``choice`` of every ``ew.paged_attention`` without a window, except in the first layers.
 
-    Layers with a window stay unchanged. (Quest: https://arxiv.org/abs/2406.10774, which leaves the first two layers
-    whole too.)
+    The caches of these layers also keep summaries of blocks. Layers with a window stay unchanged. (Quest:
+    https://arxiv.org/abs/2406.10774, which leaves the first two layers whole too.)
     """
 
     name = "choose_blocks"

@@ -1,12 +1,14 @@
-"""Merges several key/value heads into one: by their mean, or by a least-squares fit to what attention computes.
+"""Computes the matrices that merge several key/value heads into one: their mean, or a least-squares fit to attention's
+results.
 
-Keys that are rotated (rope) are complex numbers, one for each pair of dimensions, and so are queries: q . k is the real
-part of conj(q) k, and a rotation multiplies both by one number. So a group's keys may be weighted by complex numbers
-before they are rotated: k' = sum_h conj(u_h) k_h, with u the principal direction of the heads' keys, each weighted by
-the size of the queries that meet it. Then k_h is nearly u_h k', and the queries are multiplied by conj(u_h). Dimensions
-that aren't rotated mix freely, and so do values: the best few directions of all of a group's dimensions. What each
-query head needs is made of these by the query projection, or by the output projection, whose columns are fitted by
-least squares to what attention gave before.
+Rope rotates pairs of dimensions, so a pair of a key or a query is taken as a complex number: q . k is the real part of
+conj(q) k, and a rotation multiplies both by one number. The keys of a group of heads h can therefore be combined before
+they are rotated: k' = sum_h conj(u_h) k_h. Here u is the principal direction of the heads' keys, each head weighted by
+the size of its queries. Then k_h is nearly u_h k', and the queries of head h are multiplied by conj(u_h).
+
+Dimensions without rotation, and values, are merged by any matrix: the principal directions of all dimensions of a
+group. The query projection, or the output projection, then computes from these directions what each query head needs.
+The columns of the output projection are fitted by least squares to the former results of attention.
 """
 
 from __future__ import annotations
@@ -19,18 +21,20 @@ import torch
 TINY = 1e-30
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
-"""The shares of a Gram matrix's mean diagonal that are tried as ridges, against fitting noise."""
+"""The ridges to try, as shares of the mean of a Gram matrix's diagonal. A ridge keeps a fit from following noise."""
 
 HELD_OUT = 4
-"""The interval of held-out runs: every fourth one determines the best ridge, or that none helps."""
+"""Every fourth run of adjacent tokens is held out. The error on these decides which ridge is best, or that no fit is
+better.
+"""
 
 
 @dataclass(frozen=True)
 class RopeLayout:
-    """The dimensions of a head that are rotated together.
+    """The pairs of a head's dimensions that rope rotates.
 
     Attributes:
-        first, second: [F], the dimensions of the pairs.
+        first, second: the F first and the F second dimensions of the pairs.
         rest: the dimensions that aren't rotated.
     """
 
@@ -40,12 +44,12 @@ class RopeLayout:
 
     @staticmethod
     def from_sizes(size: int, pairs: int, interleaved: bool) -> RopeLayout:
-        """Returns the layout in which ``ew.rope`` rotates ``pairs`` pairs of dimensions of heads.
+        """Returns the layout of heads whose first ``2 * pairs`` dimensions ``ew.rope`` rotates.
 
         Args:
             size: the number of dimensions of a head.
             pairs: the number of pairs; 0 for heads that aren't rotated.
-            interleaved: see ``ew.rope``.
+            interleaved: True if a pair is two adjacent dimensions; False if its dimensions are ``pairs`` apart.
         """
         first = range(0, 2 * pairs, 2) if interleaved else range(pairs)
         second = range(1, 2 * pairs, 2) if interleaved else range(pairs, 2 * pairs)
@@ -54,10 +58,10 @@ class RopeLayout:
 
 @dataclass(frozen=True)
 class KeyFit:
-    """The keys of a group of G heads as one head.
+    """The matrices that merge the keys of a group of G heads into one head.
 
     Attributes:
-        keys: [D, G*D], from the keys of the group to the one head.
+        keys: [D, G*D], computes the key of the one head from the keys of the group.
         queries: [G, D, D], applied to the queries of each of the heads.
     """
 
@@ -66,23 +70,29 @@ class KeyFit:
 
 
 def mean_of_heads(heads: int, size: int) -> torch.Tensor:
-    """Returns [D, G*D]: the mean of G heads (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245)."""
+    """Returns the matrix [D, G*D] that computes the mean of G heads (Ainslie et al. 2023,
+    https://arxiv.org/abs/2305.13245).
+
+    ``heads`` is G, ``size`` is D.
+    """
     return torch.eye(size, dtype=torch.float64).repeat(1, heads) / heads
 
 
 def one_of_heads(head: int, heads: int, size: int) -> torch.Tensor:
-    """Returns [D, G*D]: head number ``head`` of G heads."""
+    """Returns the matrix [D, G*D] that selects the head of index ``head`` among G heads. ``heads`` is G, ``size``
+    is D.
+    """
     picked = torch.zeros(size, heads, size, dtype=torch.float64)
     picked[:, head] = torch.eye(size, dtype=torch.float64)
     return picked.flatten(1)
 
 
 def fit_keys(q: torch.Tensor, k: torch.Tensor, layout: RopeLayout) -> KeyFit:
-    """Fits the keys of a group, before or after their rotation, and the queries that are multiplied by them.
+    """Fits the matrices that merge the keys of a group of G heads into one head.
 
     Args:
         q: [T, G, g, D], the queries of each key head.
-        k: [T, G, D].
+        k: [T, G, D], the keys. Both may be rotated, or both not.
         layout: the dimensions that are rotated.
     """
     q, k = q.double(), k.double()
@@ -109,7 +119,10 @@ def fit_keys(q: torch.Tensor, k: torch.Tensor, layout: RopeLayout) -> KeyFit:
 
 
 def _principal_pairs(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the factors [G, F] from k to k', and from k' to k, of q [T, G, g, F] and k [T, G, F], all complex."""
+    """Fits complex factors for the pairs of dimensions of G heads: from k to k', and from k' back to k, [G, F] each.
+
+    ``q`` [T, G, g, F] and ``k`` [T, G, F] are complex.
+    """
     power = q.abs().square().sum(2).mean(0)  # [G, F]
     weight = (power + 1e-9 * power.mean(0) + TINY).sqrt()
     weighted = k * weight
@@ -127,24 +140,26 @@ def _principal_pairs(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _put_complex(matrix: torch.Tensor, numbers: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Writes the multiplication of the pairs (a, b) by complex numbers [F] into a real matrix."""
+    """Writes a multiplication by complex ``numbers`` [F] into a real matrix: number f multiplies the pair (a[f],
+    b[f]).
+    """
     matrix[a, a], matrix[a, b] = numbers.real, -numbers.imag
     matrix[b, a], matrix[b, b] = numbers.imag, numbers.real
 
 
 def low_rank(covariance: torch.Tensor, weights: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the best ``rank`` directions of x [G*D], with the part of each head weighted by a matrix of its own.
+    """Returns the best approximation of vectors x [G*D] by ``rank`` numbers: an encoder e and a decoder d.
 
-    Minimises the mean of (x - d e x)^T W (x - d e x), W block by block ``weights``.
+    They minimise the mean of (x - d e x)^T W (x - d e x). W is block-diagonal, with ``weights`` as its blocks.
 
     Args:
         covariance: [G*D, G*D], the mean of x x^T.
-        weights: [G, D, D], symmetric, not negative.
+        weights: [G, D, D], symmetric and positive semidefinite, one for each head.
         rank: the number of directions.
 
     Returns:
-        e [rank, G*D] and d [G*D, rank]. A rotation of the directions is free: it is chosen so that e x is as close to
-            the mean of the heads as possible, and no direction is larger than those of the heads.
+        e [rank, G*D] and d [G*D, rank]. If ``rank`` is D, the directions are rotated so that e x is as close to the
+            mean of the heads as possible, and scaled to the size of that mean.
     """
     heads, size = weights.shape[:2]
     values, vectors = torch.linalg.eigh(weights)
@@ -167,15 +182,15 @@ def low_rank(covariance: torch.Tensor, weights: torch.Tensor, rank: int) -> tupl
 
 
 def fit_output(before: torch.Tensor, now: torch.Tensor, first: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Returns M [K, K], which computes the former results of attention from the new ones: before = now M^T, as a
-    projection sees it.
+    """Fits a matrix M [K, K] that computes attention's former results from the new ones: before = now M^T.
 
-    It is a least-squares fit that starts from ``first``. Held-out tokens determine its distance from there.
+    Errors count as they are after the output projection. The fit is a least-squares change of ``first``; held-out
+    tokens choose its ridge, or ``first`` itself.
 
     Args:
-        before, now: [T, K], query heads of a group side by side.
-        first: [K, K].
-        output: [H, K], columns of the projection.
+        before, now: [T, K], the former and the new results of a group's query heads, next to each other.
+        first: [K, K], the start of the fit.
+        output: [H, K], the group's columns of the output projection.
     """
     left = before - now @ first.T
     held = _held_out(len(now))
@@ -191,13 +206,17 @@ def fit_output(before: torch.Tensor, now: torch.Tensor, first: torch.Tensor, out
 
 
 def _held_out(tokens: int) -> torch.Tensor:
-    """Returns a mask [T] of held-out tokens: runs of adjacent tokens, because adjacent tokens are similar."""
+    """Returns a mask [T] of held-out tokens. They are runs of adjacent tokens, because adjacent tokens are similar."""
     stretch = max(1, tokens // (HELD_OUT * 8))
     return (torch.arange(tokens) // stretch) % HELD_OUT == HELD_OUT - 1
 
 
 def _solved(gram: torch.Tensor, cross: torch.Tensor, ridge: float) -> torch.Tensor:
-    """Returns cross (gram + ridge)^-1."""
+    """Returns the matrix W with the least |W x - y|^2, from ``gram`` (the sum of x x^T) and ``cross`` (the sum of y
+    x^T).
+
+    ``ridge`` times the mean of gram's diagonal is added to that diagonal.
+    """
     size = gram.diagonal().mean() * ridge + TINY
     solved: torch.Tensor = torch.linalg.solve(gram + size * torch.eye(len(gram), dtype=gram.dtype), cross.T)
     return solved.T
@@ -208,13 +227,15 @@ def _squares(x: torch.Tensor) -> float:
 
 
 def relative_error(now: torch.Tensor, before: torch.Tensor) -> float:
-    """Returns |now - before|^2 / |before|^2."""
+    """Returns |now - before|^2 / |before|^2, with squared Frobenius norms."""
     return _squares(now - before) / max(_squares(before), TINY)
 
 
 def balanced_groups(similarity: torch.Tensor, count: int) -> tuple[tuple[int, ...], ...]:
-    """Divides N items into ``count`` groups of equal size, until exchanging two items doesn't increase similarity
-    within groups.
+    """Divides N items into ``count`` groups of equal size with similar items.
+
+    It exchanges two items of different groups until no exchange increases the similarity within groups. Returns the
+    sorted indices of each group.
 
     Args:
         similarity: [N, N], symmetric.
@@ -239,7 +260,9 @@ def balanced_groups(similarity: torch.Tensor, count: int) -> tuple[tuple[int, ..
 
 
 def _gain(similarity: torch.Tensor, one: Sequence[int], other: Sequence[int], x: int, y: int) -> float:
-    """Returns the growth of the similarity within both groups if x of one group is exchanged for y of the other."""
+    """Returns by how much the similarity within two groups grows if item x of ``one`` is exchanged for item y of
+    ``other``.
+    """
     stay, theirs = [i for i in one if i != x], [i for i in other if i != y]
     now = similarity[x, stay].sum() + similarity[y, theirs].sum()
     then = similarity[y, stay].sum() + similarity[x, theirs].sum()

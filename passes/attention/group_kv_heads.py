@@ -1,7 +1,7 @@
-"""Reduces the number of key/value heads of attentions: several heads become one, also in the cache.
+"""Reduces the number of key/value heads of attentions: groups of heads become one head each, also in the cache.
 
-They become the mean of the heads (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245), or a fit to the results of
-attention on calibration tokens (fit_kv_heads.py). The recipe has the number of heads of each layer.
+A merged head is the mean of its group (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245), or is fitted to the
+results of attention on calibration tokens (fit_kv_heads.py). The recipe has the number of heads of each layer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from .regroup_heads import HeadMixes, mean_mixes, neighbours, regroup
 aten, ew = torch.ops.aten, torch.ops.ew
 
 MOST_TOKENS = 4096
-"""The most calibration tokens: several for each unknown of a row that is solved for."""
+"""The most calibration tokens that are used: several for each unknown of a least-squares system."""
 
 
 class GroupKvHeads(Pass):
-    """Replaces the k and v projections of each attention by fewer heads, which are mixes of their rows.
+    """Replaces the k and v projections of attentions by projections to fewer heads, whose rows are combinations of the
+    old rows.
 
     The layers are fitted one after the other, each on the outputs of the changed layers before it, with the memory of
-    one layer. If no weights around an attention can be divided into heads, it stays unchanged, with a rejection.
+    one layer. An attention stays unchanged if the weights around it can't be divided into heads; its rejection has the
+    reason.
     """
 
     name = "group_kv_heads"
@@ -95,7 +97,9 @@ def _file(context: PassContext, number: int) -> Path | None:
 
 
 def sites_to_group(program: Program, options: KvOptions, rejected: list[Rejection]) -> list[tuple[Site, int]]:
-    """Returns the attentions that get fewer heads, with their numbers; adds to ``rejected`` those that can't."""
+    """Returns the attentions that get fewer heads, each with its number of heads; adds to ``rejected`` those that
+    can't.
+    """
     to_group: list[tuple[Site, int]] = []
     for attention in program.nodes_of(ew.attention.default):
         path = join_where(attention.meta[WHERE])
@@ -133,7 +137,18 @@ def plain_mixes(program: Program, site: Site, count: int) -> HeadMixes:
 
 @dataclass
 class _Sweep:
-    """One evaluation of the program: an attention is fitted when it is called, and returns its new result."""
+    """One evaluation of the program on calibration tokens, in which the heads of ``sites`` are fitted.
+
+    An attention is fitted when its call is reached, and the evaluation goes on with its new result.
+
+    Attributes:
+        program: the program, which isn't changed.
+        sites: the attentions, with their new numbers of key/value heads.
+        options: the recipe's options.
+        context: the pass's context.
+        mixes: the fitted matrices, filled by ``run``.
+        metrics: the relative errors, filled by ``run``.
+    """
 
     program: Program
     sites: Mapping[Site, int]
@@ -167,7 +182,9 @@ class _Sweep:
 
 
 def some_tokens(sequences: Sequence[torch.Tensor], most: int = MOST_TOKENS) -> list[torch.Tensor]:
-    """Returns evenly spread sequences of at most ``most`` tokens together, or the beginning of one."""
+    """Returns evenly spaced sequences of at most ``most`` tokens in total. At least one sequence is returned, shortened
+    to ``most``.
+    """
     total = sum(len(s) for s in sequences)
     count = min(len(sequences), max(1, len(sequences) * most // max(total, 1)))
     return [sequence[:most] for sequence in spread(sequences, count)]
@@ -177,8 +194,9 @@ def some_tokens(sequences: Sequence[torch.Tensor], most: int = MOST_TOKENS) -> l
 
 
 def regroup_site(program: Program, site: Site, mixes: HeadMixes, file: Path | None = None) -> None:
-    """Replaces the projections, views and attention of a site. ``file`` stores the largest matrices; None keeps them in
-    memory.
+    """Replaces an attention, its projections and their views by those with merged heads.
+
+    ``file`` stores the largest matrices; None keeps them in memory.
     """
     attention, arguments = site.attention, bound_arguments(site.attention)
     value_size = int(program.value(site.v.pre).shape[2])
@@ -210,7 +228,15 @@ def _mix(branch: Branch, mixes: HeadMixes, matrices: torch.Tensor) -> Mix:
 
 
 def _projected(program: Program, branch: Branch, letter: str, mix: Mix, heads: int) -> Node:
-    """Returns a new projection for these heads [T, N, D], with the norms and rotations of a branch after it."""
+    """Adds a projection to merged heads, with the branch's norms and rotations after it; returns the result [T, N, D].
+
+    Args:
+        program: the program.
+        branch: the former branch.
+        letter: "q", "k" or "v", for the names of new weights.
+        mix: the combinations of rows of the former weight.
+        heads: N.
+    """
     arguments, where = bound_arguments(branch.linear), branch.linear.meta[WHERE]
     weight = _named(program, branch, arguments["weight"], letter, mix)
     bias = None if arguments["bias"] is None else _named(program, branch, arguments["bias"], letter, mix)
@@ -222,7 +248,10 @@ def _projected(program: Program, branch: Branch, letter: str, mix: Mix, heads: i
 
 
 def _named(program: Program, branch: Branch, node: Node, letter: str, mix: Mix) -> Node:
-    """Returns the mixed weight or bias, under a new name if other rows of the projection are read too."""
+    """Replaces a projection's weight or bias ``node`` by its product with ``mix``, and returns the new node.
+
+    It has a new name, with ``letter`` as the name of its module, if something else reads the old projection.
+    """
     base = program.weight_of(node)
     assert base is not None
     if branch.alone:
@@ -235,7 +264,7 @@ def _named(program: Program, branch: Branch, node: Node, letter: str, mix: Mix) 
 def mixed(base: WeightExpr, mix: Mix, axis: int = 0) -> WeightExpr:
     """Returns a weight whose rows are linear combinations of rows of ``base``.
 
-    If every combination is one row, the rows are adjacent and ``base`` is float32, the result is a slice of ``base``.
+    It is a slice of ``base``, or ``base`` itself, if the rows are adjacent float32 rows that aren't changed.
 
     Args:
         base: the original weight.
@@ -253,7 +282,10 @@ def mixed(base: WeightExpr, mix: Mix, axis: int = 0) -> WeightExpr:
 
 
 def _reordered(program: Program, node: Node | None, mixes: HeadMixes) -> Node | None:
-    """Returns the numbers of query heads, [Nq], in their new order; None for None."""
+    """Returns an argument with a number for each query head, [Nq], in the new order of the heads.
+
+    ``node`` is the argument. It is returned unchanged if it is None or if the order doesn't change.
+    """
     if node is None or not mixes.reordered:
         return node
     base = program.weight_of(node)

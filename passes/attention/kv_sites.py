@@ -27,14 +27,14 @@ _NORMS: frozenset[Target] = frozenset({ew.rms_norm.default, ew.layer_norm.defaul
 
 @dataclass(frozen=True)
 class Branch:
-    """One of q, k and v.
+    """The computation of q, k or v from its projection to attention.
 
     Attributes:
         linear: the projection.
-        rows: [N, D], the row of the projection's weight of each element of ``pre``.
+        rows: [N, D], the row of the projection's weight that computes each element of ``pre``.
         pre: the value [T, N, D] before ``post``.
         post: the norms and rotations between ``pre`` and attention, in order; each treats heads separately.
-        alone: True if the projection has no other reader.
+        alone: True if nothing else reads the projection.
     """
 
     linear: Node
@@ -45,7 +45,9 @@ class Branch:
 
     @property
     def normed(self) -> bool:
-        """True if a norm is between the projection and attention; no mix of heads commutes with it."""
+        """True if there is a norm between the projection and attention. Combining heads before the norm isn't the same
+        as after it.
+        """
         return any(node.target in _NORMS for node in self.post)
 
     @property
@@ -56,8 +58,12 @@ class Branch:
 
 @dataclass(frozen=True)
 class Site:
-    """An attention whose heads can be grouped, with its branches; ``output`` is the linear that reads its result, head
-    by head.
+    """An attention whose heads can be grouped.
+
+    Attributes:
+        attention: the call of ``ew.attention``.
+        q, k, v: the computations of its inputs.
+        output: the linear that reads its result with the heads next to each other.
     """
 
     attention: Node
@@ -72,7 +78,7 @@ class Site:
 
 
 def attention_paths(program: Program) -> dict[str, int]:
-    """Returns the number of key/value heads of every ``ew.attention``, by its path."""
+    """Returns the module path of every ``ew.attention`` -> its number of key/value heads."""
     return {
         join_where(node.meta[WHERE]): int(program.value(bound_arguments(node)["k"]).shape[1])
         for node in program.nodes_of(ew.attention.default)
@@ -104,7 +110,7 @@ def find_site(program: Program, attention: Node) -> Site | str:
 
 
 def _branch(program: Program, value: Node) -> Branch | str:
-    """Returns the `Branch` that ends in ``value``, or the reason why there is none."""
+    """Returns the `Branch` whose last value is ``value``, or the reason why there is none."""
     size = int(program.value(value).shape[2])
     post: list[Node] = []
     node = value
@@ -152,15 +158,15 @@ def why_not_linear(program: Program, node: Node) -> str | None:
 
 
 def moved_rows(index: torch.Tensor, moves: list[Node]) -> torch.Tensor | None:
-    """Applies ops that only move elements (views, permutations, slices) to a tensor of indices.
+    """Applies ops that only move or select elements (views, permutations, slices) to a tensor of indices.
 
     Args:
         index: the indices of the elements of one token, [1, ...].
         moves: the ops, in order.
 
     Returns:
-        The indices at the new places, [1, ...]; None if an op has a second tensor, or a shape with a fixed number of
-        tokens.
+        the indices, moved as the elements are, [1, ...]. None if an op has a second tensor as an argument, or a shape
+            with a fixed number of tokens.
     """
     for node in moves:
         if len(node.all_input_nodes) > 1:
@@ -173,7 +179,7 @@ def moved_rows(index: torch.Tensor, moves: list[Node]) -> torch.Tensor | None:
 
 
 def _output(program: Program, attention: Node) -> Node | str:
-    """Returns the linear that reads the attention's result with its heads side by side, or the reason why there is
+    """Returns the linear that reads an attention's result with its heads next to each other, or the reason why there is
     none.
     """
     heads, size = (int(n) for n in program.value(attention).shape[1:])
@@ -197,8 +203,9 @@ def _output(program: Program, attention: Node) -> Node | str:
 
 
 def run_post(branch: Branch, value: torch.Tensor, arguments: Mapping[Node, tuple[object, ...]]) -> torch.Tensor:
-    """Applies the norms and rotations of a branch to heads [T, N, D]. ``arguments`` are the values of each call's
-    arguments.
+    """Applies the norms and rotations of a branch to heads [T, N, D].
+
+    ``arguments`` has the values of the arguments of each of these calls; the first is replaced.
     """
     for node in branch.post:
         value = node.target(value, *arguments[node][1:])  # type: ignore[operator]

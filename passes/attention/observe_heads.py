@@ -1,4 +1,4 @@
-"""Records the inputs of attentions while a program is evaluated, to fit their heads to them."""
+"""Records the inputs of attentions while a program is evaluated, so that merged heads can be fitted to them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from .kv_sites import Site, run_post
 from .regroup_heads import Seen
 
 _PER_QUERY_HEAD = ("sinks", "slopes")
-"""Arguments of an attention with a number for each query head."""
+"""The arguments of an attention that have one number for each query head."""
 
 
 class HeadObserver:
-    """Observes every call of an evaluation, and records the values that the fits of ``sites`` need."""
+    """Records the values that the fits of ``sites`` need, during an evaluation that calls ``before`` and ``after`` for
+    every call.
+    """
 
     def __init__(self, program: Program, sites: Sequence[Site], fast: FastEvaluation) -> None:
         self._program, self._fast = program, fast
@@ -31,19 +33,19 @@ class HeadObserver:
         self._arguments: dict[Node, tuple[object, ...]] = {}
 
     def before(self, node: Node, args: Sequence[Any]) -> None:
-        """Records the arguments of a call before it is computed."""
+        """Records the values of a call's arguments, if a fit needs them; called before the call is computed."""
         if node in self._posts:
             self._arguments[node] = tuple(args)
 
     def after(self, node: Node, value: Any) -> None:
-        """Records the value of a call after it was computed."""
+        """Records the value of a call's result, if a fit needs it; called after the call is computed."""
         if node in self._wanted:
             self._values[node] = value
 
     def seen(self, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Seen:
-        """Returns the recorded queries, keys and values of the attention ``site``, and removes them from the observer.
+        """Returns the recorded inputs of an attention, and removes them from the observer.
 
-        ``args`` and ``kwargs`` are the arguments of the attention's call, which follows.
+        ``args`` and ``kwargs`` are the values of the arguments of the attention's call, which is computed next.
         """
         q, k, v = (self._values.pop(branch.pre) for branch in (site.q, site.k, site.v))
         arguments = {node: self._arguments.pop(node) for branch in (site.q, site.k) for node in branch.post}
@@ -83,7 +85,7 @@ class HeadObserver:
 
 
 def layout_of(program: Program, site: Site) -> RopeLayout:
-    """Returns the dimensions of a site's heads that are rotated together."""
+    """Returns the pairs of dimensions of an attention's heads that rope rotates."""
     size = int(program.value(site.k.pre).shape[2])
     rope = site.k.rope
     if rope is None:

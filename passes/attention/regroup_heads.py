@@ -1,4 +1,4 @@
-"""Groups the heads of one attention: the mixes that make one head of several, fitted to recorded values."""
+"""Fits the matrices that merge the key/value heads of one attention into fewer, on recorded values."""
 
 from __future__ import annotations
 
@@ -22,20 +22,24 @@ from .fit_kv_heads import (
 )
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""q [T, n, D], k [T, m, D], v [T, m, Dv], and which of the layer's query heads these are, [n] -> [T, n, Dv]."""
+"""Computes attention for some of a layer's query heads.
+
+The arguments are q [T, n, D], k [T, m, D], v [T, m, Dv], and the indices of the query heads in the layer, [n]. The
+result is [T, n, Dv].
+"""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The recorded inputs of one attention, and the computations after them.
+    """The recorded inputs of one attention, and the computations that follow them.
 
     Attributes:
         q, k: [T, Nq, D] and [T, Nkv, D], before any norm and rotation.
         v: [T, Nkv, Dv].
-        after_q, after_k: norms and rotations of q and of k.
-        normed: True if there is a norm among them, so that keys can't be mixed by numbers that queries undo.
-        layout: the layout of the rotation.
-        attend: the attention itself.
+        after_q, after_k: apply the norms and rotations to q and to k.
+        normed: True if one of these is a norm. Then no change of the queries makes up for combined keys.
+        layout: the pairs of dimensions that are rotated.
+        attend: computes the attention.
         output: the weight of the projection after it, [H, Nq*Dv].
     """
 
@@ -52,17 +56,17 @@ class Seen:
 
 @dataclass(frozen=True)
 class HeadMixes:
-    """The matrices that make one head of each of J groups of G heads.
+    """The matrices that merge J groups of G key/value heads into one head each.
 
     Attributes:
-        groups: [J][G], key/value heads.
-        order: [Nq], the query heads in the order of their groups.
-        keys: [J, D, G*D].
-        values: [J, Dv, G*Dv].
-        queries: [Nq, D, D], in the new order; None leaves the queries unchanged.
-        output: [J, K, K] with K = Nq/J*Dv, from the new results of a group's query heads to those that the projection
-            read before; None if they are the same.
-        note: the difference from the recipe, with the reason; "" if there is none.
+        groups: [J][G], the indices of the key/value heads of each group.
+        order: [Nq], the indices of the query heads in the order of their groups.
+        keys: [J, D, G*D], computes a merged key from the keys of a group.
+        values: [J, Dv, G*Dv], the same for values.
+        queries: [Nq, D, D], multiplies the queries, in the new order; None leaves them unchanged.
+        output: [J, K, K] with K = Nq/J*Dv, computes the results that the projection read before from the new results of
+            a group's query heads; None if the results are the same.
+        note: the difference from the recipe, with its reason; "" if there is none.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -81,11 +85,11 @@ class HeadMixes:
 
 @dataclass(frozen=True)
 class Regrouped:
-    """The mixes, and their effect on the recorded tokens.
+    """The fitted matrices, and their effect on the recorded tokens.
 
     Attributes:
-        mixes: the mixes.
-        context: the attention's result [T, Nq, Dv].
+        mixes: the matrices.
+        context: the attention's new result [T, Nq, Dv].
         output: the new weight of the projection after it.
         error: |now - before|^2 / |before|^2 of the projection's result.
     """
@@ -97,8 +101,12 @@ class Regrouped:
 
 
 def mean_mixes(groups: tuple[tuple[int, ...], ...], queries: int, size: int, value_size: int) -> HeadMixes:
-    """Returns the mixes of mean pooling. ``queries`` is the number of query heads; ``size`` and ``value_size`` are D
-    and Dv.
+    """Returns the matrices that replace each group of key/value heads by its mean.
+
+    Args:
+        groups: the indices of the heads of each group.
+        queries: the number of query heads.
+        size, value_size: D and Dv.
     """
     each = queries // sum(map(len, groups))
     mean_keys, mean_values = mean_of_heads(len(groups[0]), size), mean_of_heads(len(groups[0]), value_size)
@@ -107,16 +115,16 @@ def mean_mixes(groups: tuple[tuple[int, ...], ...], queries: int, size: int, val
 
 
 def neighbours(heads: int, count: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the heads in their order, in ``count`` groups."""
+    """Divides the indices of ``heads`` heads into ``count`` groups of adjacent ones."""
     size = heads // count
     return tuple(tuple(range(i * size, (i + 1) * size)) for i in range(count))
 
 
 def regroup(seen: Seen, count: int, options: KvOptions) -> Regrouped:
-    """Groups an attention's key/value heads, and returns the matrices that make one head of each of ``count`` groups.
+    """Merges an attention's key/value heads into ``count``: chooses the groups, and the matrices that merge each.
 
-    ``options`` choose the groups (adjacent or similar heads) and the matrices (means, or fitted to calibration tokens).
-    Later fits use the results of earlier ones. All systems are solved in float64.
+    ``options`` decides if groups are adjacent or similar heads, and if matrices are means or fitted to the recorded
+    tokens. Each fit uses the results of the fits before it, and is solved in float64.
     """
     heads, queries = seen.k.shape[1], seen.q.shape[1]
     groups = neighbours(heads, count)
@@ -170,7 +178,19 @@ def _calibrated(seen: Seen, start: HeadMixes, before: torch.Tensor) -> HeadMixes
 def _fit_values(
     seen: Seen, before: torch.Tensor, mine: list[int], group: tuple[int, ...], mix: torch.Tensor, made: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a group's value mix [Dv, G*Dv], and the new results of its query heads; the keys are the new ones."""
+    """Fits the values of one group of G heads, after its keys.
+
+    Args:
+        seen: the recorded inputs.
+        before: the former results of the group's query heads, [T, n, Dv].
+        mine: the indices of these query heads.
+        group: the indices of the key/value heads.
+        mix: [D, G*D], the fitted keys.
+        made: [n, D, D], the matrices of the queries.
+
+    Returns:
+        a matrix [Dv, G*Dv] that merges the values, and one [K, K] that computes the former results from the new ones.
+    """
     heads, value_size = len(group), seen.v.shape[2]
     each = len(mine) // heads
     q = seen.after_q(torch.einsum("tnd,ned->tne", seen.q[:, mine], made.float()))
@@ -190,7 +210,16 @@ def _fit_values(
 
 
 def _best_unmixed(seen: Seen, mine: list[int], group: tuple[int, ...]) -> tuple[torch.Tensor, str]:
-    """Returns the keys' mean or one head's keys, whichever gives the nearest scores; for keys followed by a norm."""
+    """Chooses the merged keys of a group if a norm follows: the heads' mean, or the keys of one head.
+
+    Args:
+        seen: the recorded queries and keys of the layer.
+        mine: indices of the query heads that read the group's keys.
+        group: indices of the G key/value heads to merge.
+
+    Returns:
+        the matrix [D, G*D] for which the scores change least, and its description.
+    """
     heads, size = len(group), seen.k.shape[2]
     k = seen.k[:, list(group)]
     q = seen.after_q(seen.q[:, mine]).double().unflatten(1, (heads, -1))  # [T, G, g, D]
@@ -207,7 +236,9 @@ def _best_unmixed(seen: Seen, mine: list[int], group: tuple[int, ...]) -> tuple[
 
 
 def _applied(seen: Seen, mixes: HeadMixes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the attention's results with these mixes, [T, Nq, Dv], and the weight of the projection after it."""
+    """Applies the matrices: returns the attention's new results [T, Nq, Dv], and the new weight of the projection after
+    it.
+    """
     value_size = seen.v.shape[2]
     order = torch.tensor(mixes.order)
     q = seen.q[:, order]
@@ -225,7 +256,9 @@ def _applied(seen: Seen, mixes: HeadMixes) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _similarity(seen: Seen, options: KvOptions) -> torch.Tensor:
-    """Returns the similarity [Nkv, Nkv] of heads, of keys and values together, in their effect."""
+    """Returns the similarity [Nkv, Nkv] of key/value heads, as the merging of ``options`` sees it: the sum of keys' and
+    values'.
+    """
     k, v = seen.k.double(), seen.v.double()
     if options.method == "mean" or seen.normed:
         return _cosines(k) + _cosines(v)
@@ -242,7 +275,10 @@ def _cosines(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shared(x: torch.Tensor) -> torch.Tensor:
-    """Returns for each two of N heads the size of their common part, whatever linear map is between them: [N, N]."""
+    """Returns the similarity [N, N] of heads x [T, N, D] up to a linear map between them.
+
+    It is the Frobenius norm of the cross-covariance of each two heads.
+    """
     return torch.einsum("tai,tbj->abij", x, x).square().sum((2, 3)).sqrt()
 
 

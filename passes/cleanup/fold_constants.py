@@ -1,4 +1,6 @@
-"""Turns calls on weights and numbers alone into weight expressions, which are evaluated when a target is emitted."""
+"""Turns calls whose arguments are only weights and numbers into weight expressions, which are evaluated when a target
+is emitted.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ class FoldConstants(Pass):
     """Turns calls of ATen ops on weights and numbers, such as a norm's ``1 + weight``, into weights.
 
     Nothing is evaluated: an expression over the same sources replaces the call. Calls without any weight stay, because
-    no source could be named. Ranges of numbers are an exception: some models compute rotary frequencies from one in
-    every step. Results that are larger than their arguments, such as an expanded mask, stay too.
+    a weight must name a source. Ranges of numbers are an exception, since some models compute rotary frequencies from
+    one in every step. Results that are larger than their arguments, such as an expanded mask, stay too.
     """
 
     name = "fold_constants"
@@ -54,7 +56,7 @@ class FoldConstants(Pass):
 
 
 def transposed(expr: WeightExpr) -> WeightExpr:
-    """Returns ``expr`` with its two axes exchanged; the original weight for a transpose."""
+    """Returns the transpose of a matrix ``expr``. The transpose of a transpose is the original expression."""
     return expr.base if isinstance(expr, Transpose) else Transpose(expr)
 
 

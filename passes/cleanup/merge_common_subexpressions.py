@@ -14,7 +14,7 @@ from ..ir.program import Program
 
 
 def _key(node: Node) -> Hashable:
-    """Returns a key that is equal for calls with equal results: the op and its arguments, with defaults filled in."""
+    """Returns the op and its arguments, with defaults filled in, as a key. Calls with equal keys have equal results."""
     return node.target, tuple((k, _freeze(v)) for k, v in bound_arguments(node).items())
 
 
@@ -38,10 +38,10 @@ def _repeated(program: Program) -> list[str]:
 
 
 class MergeCommonSubexpressions(Pass):
-    """Keeps the first of several calls of one op with the same arguments, with its module path.
+    """Replaces calls of one op with the same arguments by the first of them, which keeps its module path.
 
-    Every op in a program is pure, so equal arguments have equal results. The paths of the other calls are dropped: a
-    value that each of 30 layers computes from the positions belongs to the first.
+    Every op in a program is pure, so equal arguments have equal results. The paths of the other calls are dropped: for
+    example, a value that each of 30 layers computes from the positions gets the path of the first layer.
     """
 
     name = "merge_common_subexpressions"

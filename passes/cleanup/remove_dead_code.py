@@ -12,7 +12,7 @@ def _unread(program: Program) -> list[str]:
 
 
 class RemoveDeadCode(Pass):
-    """Removes calls and weights without readers. Step inputs stay, since the runtime passes them."""
+    """Removes calls and weights whose values nothing reads. Step inputs stay, since the runtime passes them."""
 
     name = "remove_dead_code"
     ensures = (Condition("every call and weight is read", _unread),)

@@ -33,7 +33,7 @@ _SPLITS = ops_of("split", "unbind")
 
 @dataclass(frozen=True)
 class When(Pattern):
-    """Matches a call that fits ``pattern`` and for which ``holds`` returns True."""
+    """Matches a call that matches ``pattern`` and for which ``holds`` returns True."""
 
     pattern: Pattern
     holds: Callable[[Program, Node], bool]
@@ -57,14 +57,14 @@ def _shows_the_same(program: Program, node: Node) -> bool:
 
 
 def _cancels(program: Program, node: Node) -> bool:
-    """Returns True if a transpose undoes the transpose that is its argument."""
+    """Returns True if a call transposes a transpose of the same two dimensions."""
     inner, rank = node.args[0], program.value(node).dim()
     assert isinstance(inner, Node)
     return dimension_order(bound_arguments(node), rank) == dimension_order(bound_arguments(inner), rank)
 
 
 def _is_piece(program: Program, node: Node) -> bool:
-    """Returns True if a getitem takes one of the results of a split."""
+    """Returns True if a getitem selects one of the results of a split, chunk or unbind."""
     split = node.args[0]
     assert isinstance(split, Node)
     return split.target in _SPLITS and not any(isinstance(a, Node) for a in split.args[1:])
@@ -76,7 +76,7 @@ def _adjoin(program: Program, node: Node) -> bool:
 
 
 def _joined_bounds(program: Program, node: Node) -> tuple[Node, int, int, int] | None:
-    """Returns (base, dim, start, stop) of the slice that equals a cat of adjacent slices; None for another cat."""
+    """Returns (base, dim, start, stop) of the slice that equals a cat of adjacent slices; None if the cat isn't one."""
     arguments = bound_arguments(node)
     parts: list[Node] = arguments["tensors"]
     dim: int = arguments["dim"] % program.value(node).dim()
@@ -94,13 +94,13 @@ def _is_empty(program: Program, node: Node) -> bool:
 
 
 def _has_empty_parts(program: Program, node: Node) -> bool:
-    """Returns True if a cat has empty parts, or only one part."""
+    """Returns True if a cat has empty parts among others, or only one part."""
     parts = [p for p in bound_arguments(node)["tensors"] if not _is_empty(program, p)]
     return len(parts) == 1 or 0 < len(parts) < len(bound_arguments(node)["tensors"])
 
 
 class _GivesX(Rule):
-    """A rule that replaces its match by ``x``: the pattern matches calls whose result equals their input ``x``."""
+    """A rule that replaces a call by its input ``x``. The pattern matches only calls whose result equals ``x``."""
 
     def rewrite(self, program: Program, match: Match) -> Node:
         return match.node("x")
@@ -118,7 +118,7 @@ class DropCast(_GivesX):
 
 
 class DropCopy(_GivesX):
-    """Removes copies: no op writes to a value. A copy stays if a view of it needs its order in memory."""
+    """Removes copies, since no op writes to a value. A copy stays if a view of it depends on its order in memory."""
 
     name = "drop_copy"
     pattern = Call(
@@ -135,7 +135,7 @@ class DropCopy(_GivesX):
 
 
 class DropDropout(_GivesX):
-    """Removes dropout outside of training, where it returns its input."""
+    """Removes dropout that isn't in training mode, which returns its input."""
 
     name = "drop_dropout"
     pattern = Call(aten.dropout.default, Bind("x"), train=False)
@@ -179,7 +179,7 @@ class JoinViews(Rule):
 
 
 class CancelTransposes(_GivesX):
-    """A transpose of the same transpose of x."""
+    """Removes two transposes of the same dimensions, one after the other."""
 
     name = "cancel_transposes"
 
@@ -187,7 +187,7 @@ class CancelTransposes(_GivesX):
 
 
 class CancelUnsqueeze(_GivesX):
-    """A dimension of size 1 that is added in front and removed again."""
+    """Removes an unsqueeze in front together with the select or squeeze that undoes it."""
 
     name = "cancel_unsqueeze"
     pattern = Call((aten.select.int, aten.squeeze.dim), Call(aten.unsqueeze.default, Bind("x"), 0), 0)
@@ -220,7 +220,7 @@ class SplitToSlices(Rule):
 
 
 class JoinSlices(Rule):
-    """Replaces the concatenation of adjacent slices by one slice, or by the sliced value if all of it is there."""
+    """Replaces a concatenation of adjacent slices of one value by one slice, or by the value if the slices cover it."""
 
     name = "join_slices"
     pattern = When(Call(aten.cat.default), _adjoin)
@@ -237,8 +237,9 @@ class JoinSlices(Rule):
 
 
 class DropEmptyParts(Rule):
-    """Replaces a concatenation with only one non-empty part by that part, as in partial rotary embedding of whole
-    heads.
+    """Removes the empty parts of a concatenation. If one part is left, it replaces the concatenation.
+
+    Partial rotary embedding makes empty parts if all of a head is rotated.
     """
 
     name = "drop_empty_parts"
@@ -253,8 +254,8 @@ class DropEmptyParts(Rule):
 
 
 class RemoveNoops(RewritePass):
-    """Removes copies, casts to the same type, dropout, neutral numbers, and views that change nothing or cancel each
-    other.
+    """Removes calls that don't change their input: copies, casts to the same type, dropout, ``x * 1``, and views that
+    cancel out.
 
     Splits become slices, and adjacent slices that are joined again become one.
     """

@@ -1,4 +1,5 @@
-"""A layer of experts becomes two grouped linears, over the places of a step sorted by expert.
+"""Lowers a layer of experts to two grouped linears. Their rows are the (token, expert) pairs of a step, sorted by
+expert.
 
     order, rows, starts = ew.route_experts(expert_ids, E)
     y = ew.grouped_linear(ew.take_rows(x, rows), starts, gate_up, gate_up_bias)
@@ -54,7 +55,11 @@ def _lower(program: Program, node: Node) -> Node:
 
 
 def _activation(program: Program, y: Node, a: dict[str, Any], where: tuple[str, ...]) -> Node:
-    """Adds ``expert_activation``, as one op if it is gated and without extras, otherwise as several."""
+    """Adds the activation of ``ew.moe`` to ``y``, and returns its result.
+
+    It is one op if the activation is gated and has no limit or other extras, otherwise several. ``a`` has the arguments
+    of ``ew.moe``.
+    """
     kind, gated, alpha, limit, offset = (a[name] for name in ("kind", "gated", "alpha", "limit", "offset"))
 
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:

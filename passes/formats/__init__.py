@@ -1,1 +1,1 @@
-"""The settings of recipes for stored weights: a section's rules, and one format."""
+"""The tables of recipes that describe stored weights, the format of a weight, and rounding to each format."""

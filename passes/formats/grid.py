@@ -1,6 +1,6 @@
-"""The integers of a format, and the search for the scales that bring them closest to groups of weights.
+"""The integers of a weight format, and a search for the scales with which they approximate groups of weights best.
 
-The error of a weight is weighted by the mean square of its column's inputs on calibration tokens, as in llama.cpp's
+The error of a weight counts by the mean square of its column's inputs on calibration tokens, as in llama.cpp's
 importance matrix.
 """
 
@@ -17,17 +17,21 @@ from .round_to_4_bits import REFINEMENTS, SHARES
 
 REACHES_LOW = (8.7 / 8, 1.0, 7.5 / 8, 7 / 8, 6.5 / 8)
 REACHES_HIGH = (6 / 7, 6.5 / 7, 1.0)
-"""The values to try for the number with the largest magnitude, as shares of the lowest or the highest integer. More
-than 1 clips the number; less avoids steps that are too coarse for the others.
+"""Candidates of a search for scales: the number with the largest magnitude becomes this share of the lowest or highest
+integer.
+
+More than 1 clips that number. Less makes steps finer for the other numbers.
 """
 
 REACHES_OF_LEVELS = (8.5 / 12, 8 / 12)
-"""Further values to try for levels that are closer to each other around 0: those before the last level."""
+"""Further candidates for formats whose levels are closer to each other around 0: the levels before the outermost."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The integers from ``low`` to ``high``, or only ``levels`` of them in ascending order, if there are any."""
+    """The integers of a format: those from ``low`` to ``high``, or only ``levels``, in ascending order, if there are
+    any.
+    """
 
     low: int
     high: int
@@ -35,7 +39,7 @@ class Grid:
 
     @staticmethod
     def of(storage: Storage, *, offsets: bool) -> Grid:
-        """Returns the integers of a format; with offsets they begin at 0."""
+        """Returns the integers of the format ``storage``. With offsets they begin at 0."""
         stored = FORMATS[storage]
         if stored.levels:
             return Grid(stored.levels[0], stored.levels[-1], stored.levels)
@@ -54,24 +58,25 @@ class Grid:
     def quantized(
         self, groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | float = 0.0
     ) -> torch.Tensor:
-        """Returns the nearest integers of groups for scales and offsets that broadcast with them; 0, or the nearest to
-        0, for a scale of 0.
+        """Returns the nearest integers to ``(groups - offsets) / scales``, as float32.
+
+        Scales and offsets must broadcast with the groups. A scale of 0 gives 0, or the integer nearest to 0.
         """
         return self.nearest((groups - offsets) / torch.where(scales == 0, torch.inf, scales))
 
     @property
     def peaks(self) -> tuple[float, ...]:
-        """Returns the integers, as floats, to try for the number with the largest magnitude of a group."""
+        """The integers to try for the number with the largest magnitude of a group, as floats that needn't be whole."""
         more = REACHES_OF_LEVELS if self.levels else ()
         low, high = ((*reaches, *more) for reaches in (REACHES_LOW, REACHES_HIGH))
         return (*(self.low * share for share in low), *(self.high * share for share in high))
 
 
 def find_scales(groups: torch.Tensor, weights: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Returns the scales float16 [N, C] with the least squared error of groups [N, C, G]; infinite if none fits.
+    """Searches the scales, float16 [N, C], with the least squared error of groups [N, C, G]; infinite if none is
+    finite.
 
-    They are the best of some candidates, refined once by least squares. ``weights`` [C, G] weigh the error of each
-    column.
+    It tries some candidates, and refines each once by least squares. ``weights`` [C, G] multiply the squared errors.
     """
     peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
     best, least = torch.full_like(peak, torch.inf, dtype=torch.half), torch.full_like(peak, torch.inf)
@@ -89,7 +94,10 @@ def find_scales(groups: torch.Tensor, weights: torch.Tensor, grid: Grid) -> torc
 def find_scales_and_offsets(
     groups: torch.Tensor, weights: torch.Tensor, grid: Grid
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Searches scales and offsets, float16 [N, C], as ``find_scales`` searches scales alone."""
+    """Searches scales and offsets, float16 [N, C] each, with the least squared error of groups [N, C, G].
+
+    ``weights`` [C, G] multiply the squared errors. Results are infinite if none is finite.
+    """
     low, high = torch.aminmax(groups, dim=-1)
     best = [torch.full_like(low, torch.inf, dtype=torch.half) for _ in range(2)]
     least, total = torch.full_like(low, torch.inf), weights.sum(-1)

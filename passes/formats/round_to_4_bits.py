@@ -1,17 +1,19 @@
-"""Groups of floats as integers of 4 bits, or 2, 3, 5 or 6, each to the nearest.
+"""Rounds groups of floats to integers of 4 bits, or of 2, 3, 5 or 6 bits.
 
-Symmetric groups have the values -8 .. 7. Their scale is m / -8, m being the value of the largest magnitude with its
-sign, as in Q4_0 of llama.cpp: it uses the step that one side has more, which max |x| / 7 never does, and clips no m.
-With offsets the values are 0 .. 15, and scales and offsets are searched for. The candidates cover all of a group's
-range or the middle of it, and are refined by least squares as a line through the values, with new integers in between.
-The error of a weight x counts sqrt(mean(x x) + x x), mean being the group's, as where llama.cpp quantizes blocks: large
-weights are not given up for many small ones.
+Symmetric groups have the integers -8 .. 7. The scale is m / -8, where m is the value with the largest magnitude, with
+its sign, as in Q4_0 of llama.cpp. So m becomes exactly -8 and isn't clipped, whatever its sign. With a scale of
+max |x| / 7, the integer -8 would never be used.
 
-KL on 1,024 tokens, of SmolLM2's weights moved off the grid of their file by noise of half a step, activations exact:
-symmetric in groups of 32 0.42, and 0.48 with a search of the same kind, which clips m; with offsets in groups of 64
-0.36, and 0.42 with smallest and largest alone.
+With offsets the integers are 0 .. 15, and scales and offsets are searched for. The first candidates cover all of a
+group's range, or the middle of it. Each is refined by turns: values are rounded to integers, and a line is fitted
+through the values by least squares. The squared error of a weight x is multiplied by sqrt(mean(x x) + x x), with the
+mean over its group, as in llama.cpp. So large weights don't get large errors for the sake of many small ones.
 
-Scales and offsets are float16 as stored, and the values are the nearest ones for those.
+Measured: KL on 1,024 tokens of SmolLM2 with exact activations. The file's weights had noise of half a step, so that
+they aren't on the grid of the file. Symmetric in groups of 32: 0.42; with a similar search for scales, which clips m:
+0.48. With offsets in groups of 64: 0.36; with offset and scale from only the smallest and the largest value: 0.42.
+
+Scales and offsets are float16 as stored, and the integers are the nearest for those.
 """
 
 from __future__ import annotations
@@ -28,15 +30,21 @@ REFINEMENTS = 2
 
 
 def round_symmetric(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounds groups float32 [.., G]: values int8 [.., G] in -8 .. 7, scales float16 [..], infinite if none fits."""
+    """Rounds groups float32 [.., G] to symmetric integers: returns int8 [.., G], -8 .. 7 for 4 bits, and scales float16
+    [..].
+
+    A scale is infinite if it is too large for float16.
+    """
     at = groups.abs().argmax(-1, keepdim=True)
     scales = (groups.gather(-1, at)[..., 0] / -(1 << (bits - 1))).half()
     return _nearest(groups, scales, None, bits).to(torch.int8), scales
 
 
 def round_with_offsets(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rounds groups float32 [.., G]: values int8 [.., G] in 0 .. 15, scales and offsets float16 [..], infinite if none
-    fit.
+    """Rounds groups float32 [.., G] to integers with an offset: returns int8 [.., G], 0 .. 15 for 4 bits, scales and
+    offsets.
+
+    Scales and offsets are float16 [..]. They are infinite if none is within the range of float16.
     """
     low, high = torch.aminmax(groups, dim=-1)
     best_scales = best_offsets = torch.full_like(low, torch.inf, dtype=torch.half)
@@ -59,14 +67,17 @@ def round_with_offsets(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tenso
 
 
 def _counts(groups: torch.Tensor) -> torch.Tensor:
-    """Returns the weight of each number's error, [.., G]: at least 1, more for large numbers; 1 in a group of zeros."""
+    """Returns the factor of each number's squared error in groups [.., G]: 1 for small numbers, more for large ones."""
     mean = groups.square().mean(-1, keepdim=True)
     # Relative to the mean, so that groups of tiny weights don't underflow.
     return torch.where(mean > 0, (1 + groups.square() / mean).sqrt_(), 1.0)
 
 
 def _nearest(groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int) -> torch.Tensor:
-    """Returns the nearest integers of groups for their scales, as floats; 0 for a scale of 0."""
+    """Rounds groups [.., G] by given scales and offsets [..] to integers of ``bits`` bits, returned as floats.
+
+    They are 0 where the scale is 0.
+    """
     half = 1 << (bits - 1)
     divisor = torch.where(scales == 0, torch.inf, scales.float())[..., None]
     if offsets is None:
@@ -75,7 +86,11 @@ def _nearest(groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor |
 
 
 def _line(values: torch.Tensor, groups: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the scale and the offset that bring values closest to their groups; ``shares`` weigh the errors."""
+    """Returns the scale and the offset, [..] each, that bring integers closest to their groups [.., G] by least
+    squares.
+
+    ``shares`` [.., G] multiply the squared errors; their sum is 1.
+    """
     middle, mean = (values * shares).sum(-1), (groups * shares).sum(-1)
     centred = values - middle[..., None]
     scaled = centred * shares

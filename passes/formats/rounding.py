@@ -23,21 +23,21 @@ from .grid import Grid
 from .round_to_4_bits import round_symmetric, round_with_offsets
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, of.torch) for name, of in DTYPES.items()}
-"""Our names of types -> those of torch; an int8 has one value of 4 bits."""
+"""Our names of types -> torch's. A type of 4 bits is an int8 here, which holds one value."""
 
 _FIRST_BEYOND = 464.0
-"""Half a step above the largest e4m3 value: up to here that is the nearest value, and nothing saturates."""
+"""The middle between the largest e4m3 value, 448, and the next step. Larger values are counted as saturated."""
 
 
 class RoundedRows(NamedTuple):
-    """Rows [N, K] that were rounded.
+    """The result of rounding rows [N, K].
 
     Attributes:
         values: [N, K].
         scales: [N, groups].
         offsets: [N, groups]; None if the format has none.
-        saturated: the number of values beyond the largest one.
-        vanished: the number of groups with different values whose float16 scale is 0.
+        saturated: the number of values beyond the largest one of the format.
+        vanished: the number of groups whose float16 scale is 0, although their values differ.
     """
 
     values: torch.Tensor
@@ -48,7 +48,7 @@ class RoundedRows(NamedTuple):
 
 
 def _grouped(rows: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Returns rows [N, K] in groups, [N, groups, G]; the last group is filled with zeros."""
+    """Splits rows [N, K] into groups, [N, groups, G]. The last group is padded with zeros."""
     size = rows.shape[1]
     groups, width = groups_of(size, group_size), group_size or size
     return torch.nn.functional.pad(rows, (0, groups * width - size)).view(len(rows), groups, width)
@@ -79,8 +79,9 @@ def round_to_8_bits(rows: torch.Tensor, group_size: int, offsets: bool = False, 
 
 
 def _round_to_few_bits(rows: torch.Tensor, group_size: int, with_offsets: bool, *, bits: int) -> RoundedRows:
-    """Rounds rows float32 [N, K], whose groups divide K. Values are clamped where that has the least error, so none
-    saturates.
+    """Rounds rows float32 [N, K] to integers of 2 to 6 bits. The group size must divide K.
+
+    Values are clamped on purpose where that has the least error, so ``saturated`` is 0.
     """
     groups = rows.unflatten(-1, (-1, group_size))  # [N, groups, G]
     offsets: torch.Tensor | None = None
@@ -94,8 +95,10 @@ def _round_to_few_bits(rows: torch.Tensor, group_size: int, with_offsets: bool, 
 
 
 def _round_to_codes(rows: torch.Tensor, group_size: int, offsets: bool, *, codes: Sequence[float]) -> RoundedRows:
-    """Rounds rows float32 [N, K] to indices into ``codes``, which rise from -1 to 1: the scale is a group's largest
+    """Rounds rows float32 [N, K] to indices into ``codes``, which rise from -1 to 1. A scale is its group's largest
     magnitude.
+
+    ``offsets`` has no effect.
     """
     padded = _grouped(rows, group_size)
     largest = padded.abs().amax(-1)  # [N, groups]
@@ -110,8 +113,9 @@ def _round_to_codes(rows: torch.Tensor, group_size: int, offsets: bool, *, codes
 
 
 def _round_to_levels(rows: torch.Tensor, group_size: int, offsets: bool, *, grid: Grid) -> RoundedRows:
-    """Rounds rows float32 [N, K], whose groups divide K, to some integers; a group's largest magnitude becomes the
-    first.
+    """Rounds rows float32 [N, K] to the levels of ``grid``. The group size must divide K.
+
+    A group's value of the largest magnitude becomes the lowest level. ``offsets`` has no effect.
     """
     groups = rows.unflatten(-1, (-1, group_size))  # [N, groups, G]
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
@@ -136,9 +140,9 @@ class Rounding:
     """The rounding to one format.
 
     Attributes:
-        coarseness: the largest relative error of a column of a product by rounding the weight and the input. A quarter
-            of it is usual in the worst of some 100,000 columns of a trained model.
-        round: rounds rows [N, K] float32, given the group size, and True for offsets.
+        coarseness: an upper limit of the relative error in a column of a product whose weight and input are rounded. In
+            trained models, the worst of some 100,000 columns usually has a quarter of it.
+        round: rounds rows [N, K] float32; the other arguments are the group size, and True for offsets.
         trained: True if training can round to the format.
     """
 

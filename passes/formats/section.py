@@ -1,4 +1,4 @@
-"""The rules of a table of a recipe, for tables that an export reads and for those that a pass reads."""
+"""The base class of a recipe's tables, for those that an export reads and those that a pass reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The format of a weight, as a recipe writes it and as passes and emitters read it."""
+"""The format of a weight, as recipes write it and as passes and emitters read it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class WeightFormat(Section):
 
     Attributes:
         storage: the name of the format of the values, a row of ``FORMATS``.
-        group_size: neighbours along K that share a scale; 0 for one scale for each of the N outputs.
-        zero_point: True if groups have an offset too, a float16 like the scale: a weight is value * scale + offset.
+        group_size: the number of neighbours along K that share a scale; 0 for one scale for each of the N outputs.
+        zero_point: True if each group has an offset too, a float16 like the scale: a weight is value * scale + offset.
         activation: the format into which the input is converted before the product.
-        activation_group_size: values of a token that share a scale then; 0 for all of them.
+        activation_group_size: the number of values of a token that share a scale in that format; 0 for all of them.
         sparsity: "2:4" if at most two of four neighbours along K aren't 0.
-        scale_block: 8 or 16 for a float16 for that many groups, and a signed byte for each group that multiplies it; 0
-            for a float16 for each group. The same goes for offsets.
+        scale_block: the number of groups, 8 or 16, that share one float16, which a signed byte of each group
+            multiplies; 0 if each group has its own float16. Offsets are stored like scales.
     """
 
     storage: Storage = "f32"
@@ -91,22 +91,24 @@ class WeightFormat(Section):
 
     @property
     def stored(self) -> StoredFormat:
-        """The row of the storage in the table of formats."""
+        """The row of ``FORMATS`` for ``storage``."""
         return FORMATS[self.storage]
 
     @property
     def everywhere(self) -> bool:
-        """True if every target reads the format; False if only targets with our own kernels for it do."""
+        """True if every target reads the format; False if it needs kernels of ours, which only some targets have."""
         return self.stored.everywhere and not self.scale_block and self.group_size != 16
 
     def fits_blocks(self, size: int) -> bool:
-        """Returns True if the groups of a weight with K = ``size`` fill whole blocks of scales, if there are blocks."""
+        """Returns True if the groups of a weight with K = ``size`` fill whole blocks of scales, or if there are no
+        blocks.
+        """
         return not self.scale_block or size % (self.group_size * self.scale_block) == 0
 
     def for_inputs(self, size: int) -> WeightFormat:
         """Returns this format for a weight with K = ``size``.
 
-        Formats whose groups have to be a multiple of some number of values have one group of K instead of none.
+        It differs only for formats that need a group size: without one, all of K becomes one group.
         """
         if self.group_size or not self.stored.multiple:
             return self

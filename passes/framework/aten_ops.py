@@ -62,9 +62,10 @@ SPELLINGS: Mapping[str, tuple[OpOverload, ...]] = {
     "split": (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default),
     "unbind": (aten.unbind.int,),
 }
-"""The functional ops for each operation, by its name, that may still be in a program when it is lowered.
+"""Maps the name of an operation to the functional ATen ops for it that a program may still have when it is lowered.
 
-``clamp`` is between numbers, ``clamp_tensors`` between tensors; ``max`` gives the places too, ``amax`` doesn't.
+``clamp`` has numbers as bounds, ``clamp_tensors`` tensors. ``max`` returns the indices of the maxima too, ``amax``
+doesn't.
 """
 
 
@@ -74,13 +75,17 @@ def ops_of(*names: str) -> tuple[OpOverload, ...]:
 
 
 def of_each(handlers: Mapping[str, T]) -> dict[OpOverload, T]:
-    """Returns op -> handler, from a mapping of the names in ``SPELLINGS`` to handlers."""
+    """Returns op -> handler, from a mapping of names in ``SPELLINGS`` to handlers. All ops of a name get its
+    handler.
+    """
     return {op: handler for name, handler in handlers.items() for op in SPELLINGS[name]}
 
 
 def dims_of(a: Mapping[str, Any], rank: int) -> list[int]:
-    """Returns the dimensions in a call's ``dim`` for an argument of rank ``rank``, in rising order; all dimensions
-    if ``dim`` is None.
+    """Returns the dimensions that a call's argument ``dim`` names, as ascending numbers from 0; all of them if ``dim``
+    is None.
+
+    ``a`` has the call's arguments by name. ``rank`` is the number of dimensions of the tensor that they refer to.
     """
     dim = a.get("dim")
     if dim is None:
@@ -89,7 +94,10 @@ def dims_of(a: Mapping[str, Any], rank: int) -> list[int]:
 
 
 def dimension_order(a: Mapping[str, Any], rank: int) -> list[int]:
-    """Returns the argument's dimension for each dimension of the result of a permute, transpose or t."""
+    """Returns, for each dimension of the result of a permute, transpose or t, the dimension of the argument that it is.
+
+    ``a`` has the call's arguments by name. ``rank`` is the number of dimensions.
+    """
     if "dims" in a:
         return [d % rank for d in a["dims"]]
     order = list(range(rank))
@@ -107,9 +115,12 @@ def activation_kind(node: Node) -> str:
 
 
 def is_log_of_one_more_exp(a: Mapping[str, Any]) -> bool:
-    """Returns True if a softplus equals log(1 + exp(x)) for all float32 x; above its threshold a softplus is x."""
+    """Returns True if a softplus with the arguments ``a`` equals log(1 + exp(x)) for all float32 x.
+
+    A softplus is x itself above its threshold, so the threshold must be at least ``_EXP_IS_ALL``.
+    """
     return bool(a["beta"] == 1 and a["threshold"] >= _EXP_IS_ALL)
 
 
 _EXP_IS_ALL = 17
-"""The least x whose exp(-x) is less than half a unit in the last place of 1."""
+"""From this x on, log(1 + exp(x)) is x in float32: exp(-x) is less than half a unit in the last place of 1."""

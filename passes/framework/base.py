@@ -62,8 +62,12 @@ class PassContext:
 
 @dataclass
 class PassResult:
-    """The result of ``Pass.call``: the number of changed places, rejected candidates, and measurements for the
-    report.
+    """The result of ``Pass.call``.
+
+    Attributes:
+        matched: the number of changed places.
+        rejected: the candidates that weren't changed, with the reasons.
+        metrics: measurements for the export's report.
     """
 
     matched: int = 0
@@ -73,9 +77,10 @@ class PassResult:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """The record of a pass's run, for the bundle's manifest (without the time) and the report.
+    """The record of a pass's run, for the bundle's manifest (without ``seconds``) and for the report.
 
-    ``parameters_removed`` is the number of weight values that a pass with ``reshapes`` removed; otherwise 0.
+    ``nodes_before`` and ``nodes_after`` are the numbers of nodes in the graph. ``parameters_removed`` is the number
+    of weight values that a pass with ``reshapes`` removed; otherwise 0.
     """
 
     name: str

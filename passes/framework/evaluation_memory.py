@@ -12,21 +12,25 @@ from enginewright.passes.ir.program import Program, named_symbol, tensor_argumen
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 
 _TEMPORARIES = 2
-"""The temporaries of an op besides its result, as multiples of its result or arguments, whichever are larger:
-references are plain torch.
+"""The memory of an op's temporaries, as a multiple of the op's result or of its largest argument, whichever is larger.
+
+References are plain torch, so an op may make several temporaries.
 """
 
 
 def evaluation_bytes(
     program: Program, tokens: int, working: Mapping[Node, int] | None = None, until: Node | None = None
 ) -> int:
-    """Returns the peak bytes of activations and of the weight in use, in ``Program.evaluate`` over whole sequences.
+    """Returns the peak bytes of ``Program.evaluate`` on whole sequences: activations, and the weights of the running
+    call.
 
     Args:
         program: the program.
-        tokens: the number of tokens of all sequences; each has logits if the program returns them.
-        working: the bytes that observed calls need besides arguments and results, instead of the op's own.
-        until: the last call that runs, whose result isn't kept; None if all calls run.
+        tokens: the total number of tokens of all sequences. If the program returns logits, it returns them for each
+            token.
+        working: for some calls, the bytes that they need in addition to their arguments and results. Other calls get an
+            estimate.
+        until: the last call that runs; its result isn't counted. None if all calls run.
     """
     blocks = -(-tokens // KV_BLOCK_SIZE)
     sizes = {named_symbol(s): n for s, n in {"T": tokens, "R": tokens, "B": 1, "M": blocks, "P": blocks}.items()}
@@ -68,5 +72,5 @@ def evaluation_bytes(
 
 
 def tuple_element(node: Node) -> bool:
-    """Returns True if a call takes one result out of several."""
+    """Returns True if a call is a ``getitem``, which takes one result out of a tuple."""
     return getattr(node.target, "__name__", "") == "getitem"

@@ -1,9 +1,9 @@
-"""Evaluates programs faster than ``Program.evaluate``: quantized matrix multiplications are computed with floats.
+"""Evaluates programs faster than ``Program.evaluate``: quantized matrix products are computed in floats.
 
-The references of the quantized ops add one group of integers after the other, as kernels do. Except for rounding, their
-result is the matrix product of the dequantized values. This module computes it at once in floats, and caches the
-dequantized weight while there is room. Attention processes one sequence of a step at a time, instead of a square of all
-tokens. All other ops are computed as usual.
+The references of quantized ops add the products of one group of integers after the other, as kernels do. Except for
+rounding, their result is the matrix product of the dequantized values. This module computes that product at once in
+floats, and caches the dequantized weight if there is room. It computes attention separately for each request of a step,
+not over all pairs of tokens. All other ops are computed as usual.
 """
 
 from __future__ import annotations
@@ -33,20 +33,24 @@ _WEIGHTS: dict[Target, tuple[str, str, str]] = {
     ew.quantized_grouped_linear.default: ("weight", "weight_scales", "weight_offsets"),
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
 }
-"""The names of the arguments that make up a quantized weight; the last may be missing."""
+"""For each op on a quantized weight, the arguments that hold the weight's integers, scales and offsets. Offsets are
+optional.
+"""
 
 _UNDERSTOOD = frozenset(
     {"values", "scales", "sums", "starts", "weight", "weight_scales", "weight_offsets", "bias", "ids", "table"}
     | {"offsets", "weight_bits", "weight_group", "activation_group", "bits", "group_size", "activation", "residual"}
 )
-"""Their arguments; an op with another one is called itself."""
+"""The arguments of those ops that this module supports. A call with another argument is computed by the op's reference.
+"""
 
 _ENCODED = frozenset(TORCH_DTYPES[name] for name in (*SCALED, "f16"))
 """The torch types of the integers or 8-bit floats, scales and offsets of quantized weights."""
 
 _PIECE = 1 << 24
-"""Floats of a weight that are decoded at a time where there is no room for all of them: 64 MiB, which the C library
-gives back to the system when they are freed."""
+"""The number of floats of a weight that are dequantized at a time if there is no room for the whole weight: 64 MiB. The
+C library returns an allocation of that size to the system when it is freed.
+"""
 
 _ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.default)
 
@@ -54,9 +58,9 @@ _ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.defa
 class WeightCache:
     """A cache of evaluated weights of at most ``limit`` bytes.
 
-    The keys are expressions: equal expressions have equal values, so programs of one model can share a cache. When it
-    is full, the first values stay, because the next evaluation needs them first; values that the running program
-    doesn't use are dropped.
+    The keys are expressions. Equal expressions have equal values, so the programs of one model can share a cache. When
+    the cache is full, the values that were cached first stay, because the next evaluation reads them first. Values that
+    the running program doesn't use are dropped.
     """
 
     def __init__(self, limit: int = 1 << 30) -> None:
@@ -65,8 +69,9 @@ class WeightCache:
         self._bytes = 0
 
     def get(self, key: tuple[WeightExpr, ...], make: Callable[[], torch.Tensor], program: Program) -> torch.Tensor:
-        """Returns the cached value of ``key``, or the result of ``make``, which is then cached if ``program`` leaves
-        room.
+        """Returns the cached value of ``key``, or the result of ``make``.
+
+        That result is then cached if there is room after dropping the values that ``program`` doesn't use.
         """
         cached = self._values.get(key)
         if cached is not None:
@@ -79,7 +84,8 @@ class WeightCache:
         return value
 
     def would_keep(self, key: tuple[WeightExpr, ...], size: int, program: Program) -> bool:
-        """Returns True if a computed value of ``size`` bytes is cached for ``key``, or would be.
+        """Returns True if the value of ``key``, of ``size`` bytes, is cached, or would be cached after it was computed.
+        It may drop values that ``program`` doesn't use to make room.
 
         A value of more than half the limit isn't cached: computing it takes about twice its bytes.
         """
@@ -95,19 +101,21 @@ class WeightCache:
         return self._values.get((expr,))
 
     def offer(self, expr: WeightExpr, value: torch.Tensor) -> None:
-        """Caches a value that was evaluated elsewhere, if there is room."""
+        """Caches the value of ``expr``, which the caller has evaluated, if there is room."""
         size = value.numel() * value.element_size()
         if (expr,) not in self._values and self._bytes + size <= self.limit:
             self._values[expr,] = value
             self._bytes += size
 
     def clear(self) -> None:
-        """Frees the memory."""
+        """Drops all values."""
         self._values.clear()
         self._bytes = 0
 
     def forget_all_but(self, program: Program) -> None:
-        """Drops values that aren't weights of ``program``, nor parts of a weight that it concatenates."""
+        """Drops values that aren't weights of ``program``. Parts of a weight that ``program`` concatenates stay too, if
+        the whole weight isn't cached.
+        """
         used = {program.weights[name] for name in program.weights}
         used |= {b for e in used if isinstance(e, Concat) and (e,) not in self._values for b in e.bases}
         self._values = {k: v for k, v in self._values.items() if used.issuperset(k)}
@@ -115,13 +123,13 @@ class WeightCache:
 
 
 class FastEvaluation:
-    """A faster ``Program.evaluate``: its ``compute`` and ``read`` can be passed to that, and ``evaluate`` does so::
+    """Evaluates a program faster than ``Program.evaluate`` does. Its methods can also be passed to that method::
 
         fast = FastEvaluation(program, WeightCache(1 << 30))
         logits = program.evaluate(inputs, compute=fast.compute, read=fast.read)[0]
 
-    The program may change between runs. ``read`` returns integers and scales of quantized weights as tensors on the
-    device "meta", without values; ``compute`` uses the dequantized weight instead.
+    The program may change between runs. ``read`` returns the integers and scales of quantized weights without values,
+    as tensors on the device "meta". ``compute`` uses the dequantized weight instead.
     """
 
     def __init__(self, program: Program, cache: WeightCache | None = None) -> None:
@@ -131,7 +139,10 @@ class FastEvaluation:
     def evaluate(
         self, inputs: Mapping[str, torch.Tensor], observe: Callable[[Node, Any], None] | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """Returns the results of ``Program.evaluate`` for these arguments, computed faster."""
+        """Returns the results of ``Program.evaluate`` for these inputs, computed faster.
+
+        ``observe`` is called with each call and its result.
+        """
         return self.program.evaluate(inputs, observe, self.compute, self.read)
 
     def read(self, name: str) -> torch.Tensor:
@@ -146,7 +157,8 @@ class FastEvaluation:
 
         Args:
             node: the call.
-            args, kwargs: the values of its arguments.
+            args, kwargs: the values of its arguments. Tensors on "meta", which ``read`` returns, are replaced by the
+                weights.
         """
         assert callable(node.target)
         names = bound_arguments(node)
@@ -163,9 +175,9 @@ class FastEvaluation:
         return node.target(*real, **named)
 
     def _quantized(self, node: Node, names: Mapping[str, Any], given: Mapping[str, Any]) -> torch.Tensor:
-        """Returns the result of an op on a quantized weight.
+        """Returns the result of an op on a quantized weight, computed with the dequantized weight.
 
-        ``names`` has the argument nodes by name, ``given`` their values.
+        ``names`` maps the names of the arguments to their nodes, ``given`` to their values.
         """
         parts = [names[n] for n in _WEIGHTS[node.target] if names.get(n) is not None]
         group = given["group_size"] if node.target is ew.quantized_embedding.default else given["weight_group"]
@@ -189,7 +201,10 @@ class FastEvaluation:
         return finish_linear(product, given["activation"], given.get("residual"))
 
     def _decoded(self, exprs: tuple[WeightExpr, ...], group: int) -> torch.Tensor:
-        """Returns the dequantized weight of values, scales and perhaps offsets, from the cache if possible."""
+        """Returns a dequantized weight, from the cache if possible.
+
+        ``exprs`` are the weight's values, scales and perhaps offsets; ``group`` is the group size, 0 for whole rows.
+        """
         return self.cache.get(exprs, lambda: decoded(*(e.evaluate() for e in exprs), group=group), self.program)
 
     def _real(self, argument: object, value: Any) -> Any:
@@ -215,8 +230,10 @@ class FastEvaluation:
 def decoded(
     values: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, group: int
 ) -> torch.Tensor:
-    """Returns integers or 8-bit floats [.., K] dequantized to float32, with scales and offsets by group or in
-    blocks.
+    """Returns integers or 8-bit floats [.., K] dequantized to float32.
+
+    Scales and offsets are stored per group of ``group`` values along K, or in blocks of groups. A ``group`` of 0 is the
+    whole row.
     """
     size = values.shape[-1]
     groups, width = groups_of(size, group), group or size
@@ -231,7 +248,10 @@ def decoded(
 def _linear_in_pieces(
     x: torch.Tensor, parts: Sequence[torch.Tensor], group: int, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns x times a weight [N, K], with at most ``_PIECE`` of the weight's floats in memory at a time."""
+    """Returns x times a quantized weight [N, K], with at most ``_PIECE`` dequantized values in memory at a time.
+
+    ``parts`` are the weight's values, scales and perhaps offsets.
+    """
     rows = max(1, _PIECE // parts[0].shape[-1])
     pieces = zip(*(part.split(rows) for part in parts), strict=True)
     product = torch.cat([torch.nn.functional.linear(x, decoded(*piece, group=group)) for piece in pieces], -1)
@@ -239,7 +259,10 @@ def _linear_in_pieces(
 
 
 def _attend(target: Any, given: Mapping[str, Any]) -> torch.Tensor:
-    """Computes attention request by request, without scores between tokens of different requests."""
+    """Computes the attention op ``target`` separately for each request of the step.
+
+    ``given`` has the values of the op's arguments by name.
+    """
     results = []
     for i, (start, stop) in enumerate(request_spans(given)):
         arguments = of_one_request(given, start, stop)

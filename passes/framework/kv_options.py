@@ -17,10 +17,14 @@ from enginewright.runtime.shared.kv_formats import CACHES
 from ..formats.section import Section
 
 KvMethod = Literal["calibrated", "mean"]
-"""``mean``: heads are averaged. ``calibrated``: fitted to what attention computes on calibration tokens."""
+"""The method by which heads are merged. ``mean`` averages them; ``calibrated`` fits one head to the results of
+attention on calibration tokens.
+"""
 
 KvGrouping = Literal["similar", "neighbours"]
-"""The heads that become one: those that compute alike on calibration tokens, or neighbours."""
+"""The heads that are merged into one: ``similar`` groups those with similar results on calibration tokens,
+``neighbours`` adjacent ones.
+"""
 
 
 class CacheOptions(Section):
@@ -41,7 +45,7 @@ class CacheOptions(Section):
 
 
 class KvHeadsOverride(Section):
-    """The number of key/value heads for attentions whose path matches ``layers``, a shell pattern:
+    """The number of key/value heads of attentions whose module path matches ``layers``, a shell pattern such as
     ``*.layers.3.*``.
     """
 
@@ -50,16 +54,17 @@ class KvHeadsOverride(Section):
 
 
 class KvOptions(Section):
-    """[attention] of a recipe: fewer key/value heads than the model has, by number or by a budget.
+    """[attention] of a recipe: fewer key/value heads than the model has, as a number or by a limit.
 
     Attributes:
-        kv_heads: the number of heads for attentions without an override; None keeps the model's.
-        overrides: numbers for some attentions; the first that matches the path counts.
-        max_kl: the largest KL divergence in nats per token; the fewest heads within it are chosen.
-        max_cache_bytes_per_token: the most cache bytes per token, over all layers; the heads with the least error
-            within it are chosen.
-        method, grouping: how heads are merged.
-        tokens: the most tokens for measuring a layer in a search; large models use fewer.
+        kv_heads: the number of heads of attentions without an override; None keeps the model's number.
+        overrides: numbers for some attentions; the first whose pattern matches the module path applies.
+        max_kl: a limit of the KL divergence from the original model, in nats per token. A search chooses the fewest
+            heads within it.
+        max_cache_bytes_per_token: a limit of the cache bytes per token, over all layers. A search chooses the heads
+            with the least error within it.
+        method, grouping: how heads are merged, and which.
+        tokens: the most tokens on which a search measures a layer; it uses fewer for large models.
     """
 
     kv_heads: int | None = Field(default=None, ge=1)
@@ -72,12 +77,12 @@ class KvOptions(Section):
 
     @property
     def searched(self) -> bool:
-        """True if a budget decides the numbers of heads."""
+        """True if a search chooses the numbers of heads within a limit."""
         return self.max_kl is not None or self.max_cache_bytes_per_token is not None
 
     @property
     def calibrated(self) -> bool:
-        """True if merging the heads needs calibration tokens."""
+        """True if merging or searching heads needs calibration tokens."""
         return self.searched or self.method == "calibrated" or self.grouping == "similar"
 
     @model_validator(mode="after")
@@ -90,7 +95,10 @@ class KvOptions(Section):
         return self
 
     def heads_of(self, path: str, present: int) -> int:
-        """Returns the number of heads for the attention at ``path``, which has ``present`` heads now."""
+        """Returns the recipe's number of key/value heads for the attention at the module path ``path``.
+
+        ``present`` is the model's number, which is returned if the recipe has none.
+        """
         named = next((o.kv_heads for o in self.overrides if fnmatchcase(path, o.layers)), self.kv_heads)
         return present if named is None else named
 
@@ -145,13 +153,14 @@ class KvOptions(Section):
 class ContextOptions(Section):
     """[adaptive_context] of a recipe: attention reads only the part of a long context that matters for a token.
 
-    Keys are chosen in blocks of 32, for each token, layer and key/value head. All numbers count tokens.
+    Keys are chosen in blocks of 32, separately for each token, layer and key/value head. ``best``, ``first`` and
+    ``last`` are multiples of 32.
 
     Attributes:
-        best: the number of keys that are chosen between the first and the last.
-        first, last: the numbers of keys at the beginning, and right before the token's own block, that are always read.
-        below: tokens at earlier positions read all keys.
-        whole_layers: the number of layers, from the first on, that read the whole context.
+        best: the number of keys that are chosen between the first and the last keys.
+        first, last: the numbers of keys that are always read, at the beginning and right before the token's own block.
+        below: tokens at positions below this one read all keys.
+        whole_layers: the first layers, this many, read the whole context.
     """
 
     best: int = Field(ge=KV_BLOCK_SIZE)
@@ -169,7 +178,9 @@ class ContextOptions(Section):
 
     @property
     def choice(self) -> tuple[int, int, int, int]:
-        """The argument ``choice`` of ``ew.paged_attention``."""
+        """The options as the argument ``choice`` of ``ew.paged_attention``: (first, last, best) in blocks, and
+        ``below``.
+        """
         first, last, best = (n // KV_BLOCK_SIZE for n in (self.first, self.last, self.best))
         return first, last, best, self.below
 

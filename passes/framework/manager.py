@@ -29,7 +29,10 @@ class PassManager:
         self.after_pass = after_pass
 
     def run(self, program: Program) -> list[PassRecord]:
-        """Rewrites ``program`` in place. Raises PassError naming the pass that failed."""
+        """Runs the passes on ``program``, which is changed in place, and returns their records in order.
+
+        Raises PassError naming the pass that failed.
+        """
         verify_program(program)
         records = []
         for one in self.passes:

@@ -33,7 +33,13 @@ COMMUTATIVE: frozenset[Target] = frozenset({aten.add.Tensor, aten.mul.Tensor, at
 
 @dataclass
 class Match:
-    """A match of a pattern: its root, the values bound to names, and all nodes that the pattern covers."""
+    """A match of a pattern.
+
+    Attributes:
+        root: the node that matches the whole pattern.
+        bound: the values bound to names.
+        covered: all nodes that the pattern covers.
+    """
 
     root: Node
     bound: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +51,9 @@ class Match:
         return value
 
     def get(self, name: str) -> Any:
-        """Returns the value bound to ``name``, or None if the alternative that matched doesn't bind it."""
+        """Returns the value bound to ``name``; None if the pattern has alternatives and the one that matched doesn't
+        bind it.
+        """
         return self.bound.get(name)
 
     @property
@@ -58,11 +66,13 @@ class Match:
 
 
 class Pattern(ABC):
-    """A pattern that a value may match."""
+    """A description of a value in a program, which a node or a constant matches or doesn't."""
 
     @abstractmethod
     def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
-        """Yields each way in which ``value`` matches, as ``match`` with further bindings."""
+        """Yields one copy of ``match``, with the new bindings added, for each way in which ``value`` matches this
+        pattern.
+        """
 
     def __or__(self, other: Pattern) -> Pattern:
         return Either(self, other)
@@ -106,7 +116,7 @@ class Number(Pattern):
 
 @dataclass(frozen=True)
 class Anything(Pattern):
-    """Matches any argument, and binds it to ``name`` if there is one."""
+    """Matches any argument, and binds it to ``name``, unless that is None."""
 
     name: str | None = None
 
@@ -130,10 +140,9 @@ class Either(Pattern):
 
 
 class Call(Pattern):
-    """Matches a call of an op, or of one of several ops, with these arguments by position or name. Arguments that
-    aren't listed match anything.
+    """Matches a call of an op, or of one of several ops, with these arguments by position or name.
 
-    Plain numbers, lists, None and strings match equal values.
+    Arguments that aren't listed match anything. Plain numbers, lists, None and strings match equal values.
     """
 
     def __init__(self, target: Target | Sequence[Target], *args: Any, **kwargs: Any) -> None:
@@ -169,7 +178,10 @@ class Call(Pattern):
 
 
 def fits(program: Program, pattern: Any, value: Any, match: Match) -> Iterator[Match]:
-    """Yields the matches of ``value`` with a pattern, or with a plain argument if they are equal."""
+    """Yields the matches of ``value`` with ``pattern``, each as ``match`` with further bindings.
+
+    ``pattern`` may be a plain argument, such as a number; then ``value`` matches if it is equal.
+    """
     if isinstance(pattern, Pattern):
         yield from pattern.matches(program, value, match)
     elif isinstance(pattern, (list, tuple)):
@@ -199,13 +211,13 @@ def _bind(name: str, value: Any, match: Match) -> Iterator[Match]:
 
 
 class Rule(ABC):
-    """A rewrite. ``name`` is its name in reports."""
+    """A rule of a rewrite: a pattern, a check and the rewrite. ``name`` is the rule's name in reports."""
 
     name: ClassVar[str]
     pattern: ClassVar[Pattern]
 
     def check(self, program: Program, match: Match) -> str | None:
-        """Returns None if the match may be rewritten, otherwise the reason why not, which is recorded."""
+        """Returns None if the match may be rewritten, otherwise the reason against it, which goes into the report."""
         return None
 
     @abstractmethod
@@ -214,8 +226,8 @@ class Rule(ABC):
 
 
 class RewritePass(Pass):
-    """A pass of rules: the first rule that matches a node and doesn't reject it rewrites the node; nodes are visited
-    in order.
+    """A pass that is made of rules. It visits the nodes in order; the first rule that matches a node and accepts the
+    match rewrites it.
     """
 
     rules: ClassVar[tuple[Rule, ...]]
@@ -229,7 +241,7 @@ class RewritePass(Pass):
         return result
 
     def rules_for(self, context: PassContext) -> tuple[Rule, ...]:
-        """Returns the rules for an export. The default is ``rules``, whatever the recipe is."""
+        """Returns the rules for an export with these options. By default they are ``rules`` for every export."""
         return self.rules
 
     def _try_rules(self, program: Program, node: Node, result: PassResult, rules: tuple[Rule, ...]) -> None:

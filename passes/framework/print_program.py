@@ -1,4 +1,6 @@
-"""Prints a program as stable text, for people and golden tests: names are numbered, and shapes use T, B, R, M, P."""
+"""Prints a program as stable text, for people and golden tests. Names are numbered, and symbolic sizes are T, B, R, M
+and P.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ _NAMES = {TORCH_DTYPES[name]: name for name in reversed(tuple(TORCH_DTYPES))}  #
 
 
 def print_program(program: Program, *, provenance: bool = True, node_names: bool = False) -> str:
-    """Returns the program's inputs, calls, result and weights as text, one per line.
+    """Returns a text with the program's inputs, calls, results and weights, one per line.
 
     Args:
         program: the program.
         provenance: True appends the module path to every call.
-        node_names: True names results by their nodes, which keep their names from pass to pass; False numbers them.
+        node_names: True names results by their nodes, whose names don't change from pass to pass; False numbers them.
     """
     names: dict[Node, str] = {}
     lines: list[str] = []

@@ -19,7 +19,10 @@ Kind = Literal["channels", "heads"]
 
 
 class PruneOverride(Section):
-    """Shares for modules whose path, or whose layer's path, matches ``layers``; None keeps the recipe's own share."""
+    """Shares to remove in modules whose path, or whose layer's path, matches the pattern ``layers``.
+
+    A share of None means the share of [prune] itself.
+    """
 
     layers: str = Field(min_length=1)
     channels: float | None = Field(default=None, ge=0, lt=1)
@@ -30,14 +33,16 @@ class Pruning(Section):
     """[prune] of a recipe: the parts of the model to remove.
 
     Attributes:
-        channels, heads: the shares to remove in each layer.
+        channels, heads: the shares of channels and of heads to remove in each layer, from 0 to below 1.
         layers: the number of layers to remove; those with the least loss are chosen.
-        drop: patterns of layers that are removed in any case.
-        overrides: other shares for some layers; the first that matches and has that share counts.
+        drop: patterns of the paths of layers that are removed in any case.
+        overrides: other shares for some layers; for each kind of share, the first that matches and has that share
+            applies.
         correct: True if the remaining weights compensate for removed ones by least squares.
         max_kl: the largest mean KL divergence in nats per token. With it, shares and ``layers`` are only upper limits,
-            and a search chooses what is removed.
-        multiple: the remaining columns are a multiple of this number; see ``fitting``.
+            and a search chooses the parts to remove.
+        multiple: the number of remaining columns of a weight is a multiple of this; ``fitting`` raises it for group
+            sizes.
     """
 
     channels: float = Field(default=0.0, ge=0, lt=1)
@@ -67,7 +72,7 @@ class Pruning(Section):
         return self.model_copy(update={"multiple": lcm(*sizes)})
 
     def share(self, kind: Kind, path: str) -> float:
-        """Returns the share to remove in the module at ``path``."""
+        """Returns the share of channels or heads (``kind``) to remove in the module at ``path``."""
         for override in self.overrides:
             share: float | None = getattr(override, kind)
             if share is not None and matches(override.layers, path):
@@ -77,23 +82,25 @@ class Pruning(Section):
         return share
 
     def wants(self, kind: Kind) -> bool:
-        """Returns True if any share of that kind is more than 0."""
+        """Returns True if any share of channels or heads (``kind``) is more than 0."""
         return getattr(self, kind) > 0 or any((getattr(o, kind) or 0) > 0 for o in self.overrides)
 
     def check_matched(self, kind: Kind, paths: list[str]) -> None:
-        """Raises RecipeError for an override of that kind that matches none of the paths."""
+        """Raises RecipeError if an override with a share of this kind matches none of the module paths."""
         for override in self.overrides:
             if getattr(override, kind) is not None and not any(matches(override.layers, p) for p in paths):
                 raise unmatched(override.layers, paths, f"prune.overrides: {kind}")
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Returns True if a shell pattern matches a module's path, or the path of its layer."""
+    """Returns True if the shell pattern matches the module's path, or the path of its layer."""
     return fnmatchcase(path, pattern) or fnmatchcase(layer_path(path), pattern)
 
 
 def unmatched(pattern: str, paths: list[str], key: str) -> RecipeError:
-    """Returns the error for a pattern that matches none of the paths."""
+    """Returns the error for a pattern that matches none of the module paths. ``key`` is the recipe's key, for the
+    message.
+    """
     known = ", ".join(paths[:3]) + (f" ... {paths[-1]}" if len(paths) > 3 else "")
     return RecipeError(
         f"{key}: the pattern {pattern!r} matches nothing",

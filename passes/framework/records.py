@@ -16,7 +16,10 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a pass measured at one place of the model, such as a layer's relative error after rounding."""
+    """A number that a pass measured at one place of the model, such as a layer's relative error after rounding.
+
+    ``where`` is the module path.
+    """
 
     where: str
     name: str
@@ -25,7 +28,13 @@ class Metric:
 
 @dataclass(frozen=True)
 class AffectedWeight:
-    """A weight with clamped values, or with groups whose scale became 0; see ``QuantizationCounts``."""
+    """A weight with clamped values or with groups whose scale became 0.
+
+    Attributes:
+        name: the weight's name.
+        saturated: the number of values that were clamped.
+        vanished: the number of groups whose scale became 0.
+    """
 
     name: str
     saturated: int
@@ -34,7 +43,7 @@ class AffectedWeight:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight that the source has stored quantized.
+    """A weight that is stored in a quantized format in the source.
 
     Attributes:
         name: its name in the program.
@@ -49,7 +58,7 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """The effects of quantizing a program's weights, in total and for weights with effects beyond rounding.
+    """The effects of quantizing a program's weights, beyond ordinary rounding.
 
     Attributes:
         values: the number of quantized values.

@@ -1,4 +1,4 @@
-"""Evaluates a program call by call; from each call on, other evaluations can branch off."""
+"""Evaluates a program call by call, so that other evaluations can branch off before any call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .fast_evaluation import FastEvaluation, WeightCache
 from .token_sequences import packed_inputs
 
 Values = dict[Node, Any]
-"""The results of the calls so far, as long as another call reads them."""
+"""Maps each node to its result so far. A result that no later call reads is removed."""
 
 Replacement = Callable[[Values], Any]
-"""Gives a call's value in its place, from the values before it."""
+"""A function that computes a call's result in place of the op, from the results of the calls before it."""
 
 
 class StepwiseEvaluation:
@@ -25,8 +25,9 @@ class StepwiseEvaluation:
 
         run = StepwiseEvaluation(program, sequences, cache_bytes)
         values = run.start()
-        for at, node in enumerate(run.calls): logits = run.finish(dict(values), at, {node: replacement}) run.step(node,
-            values)
+        for at, node in enumerate(run.calls):
+            logits = run.finish(dict(values), at, {node: replacement})
+            run.step(node, values)
 
     Args:
         program: the program, which isn't changed.
@@ -42,7 +43,7 @@ class StepwiseEvaluation:
         self._inputs = packed_inputs(program, sequences)
 
     def start(self) -> Values:
-        """Returns the values of the inputs, before the first call."""
+        """Returns the values of the program's inputs, the state before the first call."""
         return {node: self._inputs[name] for name, node in self.program.inputs.items()}
 
     def arguments(self, node: Node, values: Values) -> tuple[list[Any], dict[str, Any]]:
@@ -54,7 +55,10 @@ class StepwiseEvaluation:
         return [map_arg(a, value) for a in node.args], {k: map_arg(v, value) for k, v in node.kwargs.items()}
 
     def with_argument(self, node: Node, position: int, change: Callable[[Any], Any]) -> Replacement:
-        """Returns a replacement that computes the call with argument ``position`` changed by ``change``."""
+        """Returns a replacement that computes the call with a changed argument.
+
+        ``position`` is the argument's index, ``change`` a function from its value to the changed value.
+        """
 
         def compute(values: Values) -> Any:
             args, kwargs = self.arguments(node, values)
@@ -66,9 +70,13 @@ class StepwiseEvaluation:
     def step(
         self, node: Node, values: Values, replacement: Replacement | None = None, keep: Collection[Node] = ()
     ) -> None:
-        """Computes one call and adds its value to ``values``.
+        """Computes one call and adds its result to ``values``.
 
-        Values that no later call reads are removed, except for ``keep`` and the logits.
+        Args:
+            node: the call.
+            values: the results so far. Those that no later call reads are removed, except for ``keep`` and the logits.
+            replacement: computes the result in place of the op; None computes the op.
+            keep: nodes whose results stay in ``values``.
         """
         with torch.no_grad():
             if replacement is not None:
@@ -82,7 +90,10 @@ class StepwiseEvaluation:
     def finish(
         self, values: Values, first: int = 0, replacements: Mapping[Node, Replacement] | None = None
     ) -> torch.Tensor:
-        """Computes the calls from index ``first`` on and returns the logits [R, V]. It changes ``values``."""
+        """Computes the calls from index ``first`` on and returns the logits [R, V]. It changes ``values``.
+
+        ``replacements`` has the functions that compute some of the calls in place of their ops.
+        """
         for node in self.calls[first:]:
             self.step(node, values, (replacements or {}).get(node))
         logits: torch.Tensor = values[self.program.logits]

@@ -86,7 +86,11 @@ def _call_problem(program: Program, node: Node) -> str | None:
 
 
 def _same(old: tuple[object, ...] | None, new: tuple[object, ...]) -> bool:
-    """Returns True if nothing has changed; values (the last entries) never change in place, so identity is enough."""
+    """Returns True if an op's recorded inputs, as ``depends_on`` returns them, haven't changed since the last
+    verification.
+
+    Values (the last entries) never change in place, so they are compared by identity.
+    """
     if old is None or old[:3] != new[:3]:
         return False
     before, after = old[3], new[3]

@@ -1,4 +1,4 @@
-"""Reads and builds views for passes: sizes as expressions, bounds of slices."""
+"""Reads and builds views for passes: sizes as expressions, and the bounds of slices."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def size_arguments(shape: Sequence[sympy.Expr]) -> list[int] | None:
 
 
 def view_as(program: Program, x: Node, shape: Sequence[sympy.Expr], where: tuple[str, ...]) -> Node | None:
-    """Returns ``x`` with another shape; a copy is viewed if its strides don't allow a view.
+    """Adds calls that give ``x`` another shape, and returns the result.
 
-    Returns ``x`` itself if it has that shape, None if more than one size is symbolic.
+    It is a view if the strides of ``x`` allow one, otherwise a view of a copy. It is ``x`` itself if the shape is the
+    same, and None if more than one size is symbolic. ``where`` is the module path of the new calls.
     """
     if tuple(shape) == program.shape(x):
         return x
@@ -54,7 +55,7 @@ def is_viewable(program: Program, x: Node, sizes: Sequence[int]) -> bool:
 
 
 def last_or(dim: int, rank: int) -> int:
-    """Returns ``dim``, or -1 if it is the last dimension, as this package writes dimensions."""
+    """Returns -1 if ``dim`` is the last of ``rank`` dimensions, which is how passes write it; otherwise ``dim``."""
     return -1 if dim == rank - 1 else dim
 
 

@@ -11,29 +11,32 @@ from ..formats.section import Section
 from ..formats.weight_format import WeightFormat
 
 Method = Literal["nearest", "gptq", "awq"]
-"""The method that chooses integers: each number by itself to the nearest, or by a layer's results on calibration
-tokens.
+"""The method that chooses a weight's integers. ``nearest`` rounds each number by itself; ``gptq`` and ``awq`` minimise
+the change of a layer's results on calibration tokens.
 """
 
 
 def chooses(method: Method, weight_format: WeightFormat) -> bool:
-    """Returns True if a method chooses the integers of a format: GPTQ below 8 bits, AWQ for int4."""
+    """Returns True if the method can choose the integers of this format: GPTQ below 8 bits, AWQ for int4."""
     if method == "gptq":
         return weight_format.stored.integers and weight_format.stored.bits < 8
     return method == "awq" and weight_format.storage == "int4"
 
 
 Sparsify = Literal["magnitude", "wanda", "sparsegpt"]
-"""The method by which a sparse format keeps two of every four weights: ``passes/sparsity/select_sparsity_mask.py``."""
+"""The method by which a sparse format chooses two of every four weights, in
+``passes/sparsity/select_sparsity_mask.py``.
+"""
 
 
 class GptqOptions(Section):
     """The options of GPTQ.
 
     Attributes:
-        damping: a number added to the Hessian's diagonal, as a share of the diagonal's mean. The paper has 0.01;
-            benchmarks/notes/quantization.md has the errors on held-out tokens for a few thousand tokens.
-        activation_order: True processes the columns of the largest inputs first; False processes them in their order.
+        damping: the number that is added to the Hessian's diagonal, as a share of the diagonal's mean. The paper uses
+            0.01; benchmarks/notes/quantization.md compares the errors on held-out tokens.
+        activation_order: True rounds the columns in the order of their inputs' size, the largest first; False in the
+            order of the weight.
     """
 
     damping: float = Field(default=0.1, gt=0, le=10, allow_inf_nan=False)
@@ -48,18 +51,20 @@ class FormatOverride(Section):
 
 
 class WeightFormats(Section):
-    """[weights] of a recipe. The first override that matches a module's path counts, otherwise the default.
+    """[weights] of a recipe. The first override that matches a module's path applies, otherwise the default.
 
     Attributes:
         default: the format of weights without an override.
         embeddings: the default of token tables and of the linear that computes logits; None uses ``default``.
         overrides: formats for some modules.
-        keep_blocks: True if a weight whose file has blocks of a supported format keeps them bit for bit, unless an
-            override names it.
-        method: how integers are chosen, for formats that the method supports (``chooses``); None rounds to the nearest.
-        gptq: options of the method "gptq".
-        sparsify: how the weights that remain in formats of sparsity 2:4 are chosen; None for the default.
-        smooth: True scales channels, so that rounding activations costs less.
+        keep_blocks: True keeps a source weight in blocks of a supported format bit for bit, unless an override names
+            its module.
+        method: how integers are chosen. Formats that the method doesn't support (``chooses``) are rounded to the
+            nearest.
+        gptq: options of the method "gptq"; None for their defaults.
+        sparsify: the method that chooses the weights that remain in formats of sparsity 2:4; None for the default.
+        smooth: True scales down the channels of activations with the largest values, and scales up the weights that
+            read them, so that rounding activations causes less error.
         rotate: True rotates the values of attention, for the same reason.
     """
 

@@ -1,1 +1,1 @@
-"""Passes that make fewer and larger ops."""
+"""Passes that replace several ops by one larger op."""

@@ -1,4 +1,4 @@
-"""The common part of fusions of linears: several linears of one value become one with stacked weights."""
+"""The common part of fusions of linears: several linears of one input become one with stacked weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ew = torch.ops.ew
 
 
 def why_not_stackable(program: Program, linears: Sequence[Node]) -> str | None:
-    """Returns None if these ``ew.linear`` calls can become one, otherwise the reason why not."""
+    """Returns the reason why these ``ew.linear`` calls can't become one; None if they can."""
     if any(a.args[0] is not b.args[0] for a, b in pairwise(linears)):
         return "the linears have different inputs"
     weights = [program.weight_of(n.args[1]) for n in linears]
@@ -29,18 +29,17 @@ def why_not_stackable(program: Program, linears: Sequence[Node]) -> str | None:
 
 
 def why_kept_apart(program: Program, linears: Sequence[Node]) -> str | None:
-    """Returns the reason why linears with kept blocks can't become one linear that also keeps them; None if
-    they can.
+    """Returns the reason why one linear can't replace these and keep the blocks of their source files; None if it
+    can.
     """
     kinds = {formats_of_rows(_weight(program, n.args[1])) for n in linears}
     return "the weights are stored in different formats, and each keeps its own" if len(kinds) > 1 else None
 
 
 def stack_linears(program: Program, linears: Sequence[Node]) -> Node:
-    """Returns one ``ew.linear`` [.., N1 + N2 ..] in the place of several (see ``why_not_stackable``), at the insertion
-    point.
+    """Adds one ``ew.linear`` [.., N1 + N2 ..] with the stacked weights of several, and returns it.
 
-    If only some have a bias, that of the others is zero.
+    The linears must be stackable (``why_not_stackable``). If only some have a bias, the others get zeros.
     """
     weights = [_weight(program, n.args[1]) for n in linears]
     names = [_name(n.args[1]) for n in linears]
@@ -58,7 +57,7 @@ def stack_linears(program: Program, linears: Sequence[Node]) -> Node:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Joins names: "a.q.weight" and "a.k.weight" become "a.q+k.weight"."""
+    """Joins weights' names that differ in one part: "a.q.weight" and "a.k.weight" become "a.q+k.weight"."""
     split = [n.split(".") for n in names]
     shortest = min(len(s) for s in split)
     start = 0

@@ -1,6 +1,4 @@
-"""Fuses a residual sum and its norm into one op, so that the sum is still in the processor's cache when it is
-normalised.
-"""
+"""Fuses a residual sum and its norm into one op, so that the sum is still in the CPU's cache when it is normalised."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ _SUM = Call(aten.add.Tensor, Bind("x"), Bind("residual"), alpha=1)
 
 
 class _AddNorm(Rule):
-    """norm(x + residual) -> add_norm(x, residual), in the place of the sum; other readers of the sum read its second
-    result.
+    """Replaces norm(x + residual) by add_norm(x, residual) at the position of the sum.
+
+    Other readers of the sum read the op's second result.
     """
 
     parameters: ClassVar[tuple[str, ...]]
@@ -59,7 +58,7 @@ class _AddNorm(Rule):
 
 
 class AddRmsNorm(_AddNorm):
-    """rms_norm(x + residual) -> add_rms_norm(x, residual)."""
+    """Replaces rms_norm(x + residual) by add_rms_norm(x, residual)."""
 
     name = "add_rms_norm"
     pattern = Call(ew.rms_norm.default, _SUM, Anything("weight"), Number("eps"))
@@ -68,7 +67,7 @@ class AddRmsNorm(_AddNorm):
 
 
 class AddLayerNorm(_AddNorm):
-    """layer_norm(x + residual) -> add_layer_norm(x, residual)."""
+    """Replaces layer_norm(x + residual) by add_layer_norm(x, residual)."""
 
     name = "add_layer_norm"
     pattern = Call(ew.layer_norm.default, _SUM, Anything("weight"), Anything("bias"), Number("eps"))
@@ -77,7 +76,7 @@ class AddLayerNorm(_AddNorm):
 
 
 class FuseAddNorm(RewritePass):
-    """Turns a sum and its norm into ``ew.add_rms_norm`` or ``ew.add_layer_norm``. A second norm of the same sum
+    """Replaces a sum and its norm by ``ew.add_rms_norm`` or ``ew.add_layer_norm``. A second norm of the same sum
     stays.
     """
 

@@ -17,7 +17,9 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 class GateUp(Rule):
-    """gated_activation(cat(linear(x, gate), linear(x, up))) -> gated_activation(linear(x, gate over up))."""
+    """Replaces gated_activation(cat(linear(x, gate), linear(x, up))) by gated_activation of one linear with stacked
+    weights.
+    """
 
     name = "gate_up"
 
@@ -53,5 +55,7 @@ class FuseGateUp(RewritePass):
     rules: ClassVar[tuple[Rule, ...]] = (GateUp(),)
 
     def rules_for(self, context: PassContext) -> tuple[Rule, ...]:
-        """Returns ``rules``; with kept blocks, a rule that doesn't fuse blocks of different formats."""
+        """Returns ``rules``. If the recipe keeps blocks, the rule leaves weights apart that would lose their blocks
+        when fused.
+        """
         return (GateUp(keep_blocks=True),) if context.recipe.weights.keep_blocks else self.rules

@@ -1,4 +1,4 @@
-"""Fuses an activation with the linear before it, which computes it while its sums are in registers."""
+"""Fuses an activation into the linear before it, which applies it while its sums are in registers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WITH_RELU = Call(LINEARS, activation="relu")
 
 
 class Activation(Rule):
-    """activation(linear(x)) -> linear(x, activation)."""
+    """Replaces activation(linear(x)) by a linear with that activation."""
 
     name = "activation"
     pattern = Call(_ACTIVATIONS, Call(LINEARS, activation=""))
@@ -33,7 +33,9 @@ class Activation(Rule):
 
 
 class SquaredRelu(Rule):
-    """relu(linear(x))^2 -> linear(x, relu2). It matches linears into which the preceding rule has fused the relu."""
+    """Replaces relu(linear(x))^2 by a linear with the activation relu2. The rule ``Activation`` has fused the relu
+    before.
+    """
 
     name = "squared_relu"
     pattern = Call(aten.pow.Tensor_Scalar, _WITH_RELU, 2) | Call(aten.mul.Tensor, _WITH_RELU, _WITH_RELU)

@@ -1,4 +1,4 @@
-"""Fuses a residual with the linear before it, which adds it while its sums are in registers."""
+"""Fuses a residual into the linear before it, which adds it while its sums are in registers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADD_NORMS = (ew.add_rms_norm.default, ew.add_layer_norm.default)
 
 
 class _Residual(Rule):
-    """A rule that fuses a linear and a residual, with the conditions of the two rules below."""
+    """The common part of the rules that fuse a linear and a residual: their conditions, and the fused linear."""
 
     def check(self, program: Program, match: Match) -> str | None:
         linear, residual = linear_of(match), match.node("residual")
@@ -36,14 +36,14 @@ class _Residual(Rule):
         return None
 
     def total(self, program: Program, match: Match) -> Node:
-        """Returns the linear with the residual."""
+        """Adds the linear with the residual of the match, and returns it."""
         linear = linear_of(match)
         where = where_of([linear, match.root])
         return with_epilogue(program, linear, where, residual=match.node("residual"))
 
 
 class LinearAdd(_Residual):
-    """linear(x) + residual -> linear(x, residual)."""
+    """Replaces linear(x) + residual by linear(x, residual)."""
 
     name = "linear_add"
     pattern = Call(aten.add.Tensor, _LINEAR, Bind("residual"), alpha=1)
@@ -53,7 +53,7 @@ class LinearAdd(_Residual):
 
 
 class LinearAddNorm(_Residual):
-    """add_norm(linear(x), residual) -> norm(linear(x, residual)), and that linear in the place of the sum."""
+    """Replaces add_norm(linear(x), residual) by norm(linear(x, residual)). Readers of the sum read that linear."""
 
     name = "linear_add_norm"
     pattern = Call(_ADD_NORMS, _LINEAR, Bind("residual")) | Call(_ADD_NORMS, Bind("residual"), _LINEAR)
@@ -71,8 +71,8 @@ class LinearAddNorm(_Residual):
 
 
 class FuseLinearResidual(RewritePass):
-    """Fuses the sum of a linear's result and another value, alone or with the norm after it, into a linear with a
-    residual.
+    """Replaces the sum of a linear's result and another value by a linear with a residual. A fused norm of the sum
+    becomes a plain norm.
     """
 
     name = "fuse_linear_residual"

@@ -1,6 +1,4 @@
-"""Fuses a norm and the quantization of its result into one op: the result stays in the cache, and only integers are
-stored.
-"""
+"""Fuses a norm and the quantization of its result into one op, which stores only the integers."""
 
 from __future__ import annotations
 
@@ -26,12 +24,12 @@ _ADD_NORMS: dict[Target, torch._ops.OpOverload] = {
     ew.add_layer_norm.default: ew.add_layer_norm_quantize.default,
 }
 _NORMED, _SUM = 0, 1
-"""The results of a norm that adds."""
+"""The indices of the results of a norm that adds a residual: the norm, and the sum."""
 _FUSED_SUM = 3
 
 
 class NormQuantize(Rule):
-    """quantize(norm(x)) -> norm_quantize(x)."""
+    """Replaces quantize(norm(x)) by norm_quantize(x)."""
 
     name = "norm_quantize"
     pattern = Call(ew.quantize_activation.default, Call(tuple(_NORMS)))
@@ -48,7 +46,7 @@ class NormQuantize(Rule):
 
 
 class AddNormQuantize(NormQuantize):
-    """quantize(add_norm(x, residual)) -> add_norm_quantize(x, residual), which returns the sum too."""
+    """Replaces quantize(add_norm(x, residual)) by add_norm_quantize(x, residual), which returns the sum too."""
 
     name = "add_norm_quantize"
     pattern = Call(ew.quantize_activation.default, Call(operator.getitem, Call(tuple(_ADD_NORMS)), _NORMED))
@@ -67,7 +65,7 @@ class AddNormQuantize(NormQuantize):
 
 
 class FuseNormQuantize(RewritePass):
-    """Fuses norms whose result only ``ew.quantize_activation`` reads with that."""
+    """Fuses a norm with ``ew.quantize_activation`` if nothing else reads the norm's result."""
 
     name = "fuse_norm_quantize"
     rules: ClassVar[tuple[Rule, ...]] = (NormQuantize(), AddNormQuantize())

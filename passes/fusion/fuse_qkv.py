@@ -37,14 +37,14 @@ _THROUGH: frozenset[Target] = frozenset(
         aten.mul.Tensor,
     }
 )
-"""The ops that may be between a projection and attention; their first argument is followed."""
+"""The ops that may be between a projection and attention. Their first argument is followed back to the projection."""
 
 
 class FuseQkv(Pass):
-    """Fuses the ``ew.linear`` calls of each attention's q, k and v into one with stacked weights, and slices of its
+    """Fuses the ``ew.linear`` calls of each attention's q, k and v into one with stacked weights, and slices its
     result.
 
-    With kept blocks, only those whose weights are stored in one format are fused.
+    If the recipe keeps blocks, only linears whose weights are stored in the same format are fused.
     """
 
     name = "fuse_qkv"
@@ -80,7 +80,7 @@ def _why_not(program: Program, found: list[Node | None], linears: list[Node]) ->
 
 
 def _stored_alike(program: Program, linears: list[Node]) -> list[list[Node]]:
-    """Returns the linears in groups whose weights are stored in the same format."""
+    """Divides linears into groups whose weights are stored in the same format."""
     groups: list[list[Node]] = []
     for linear in linears:
         same = next((some for some in groups if why_kept_apart(program, [some[0], linear]) is None), None)
@@ -92,7 +92,7 @@ def _stored_alike(program: Program, linears: list[Node]) -> list[list[Node]]:
 
 
 def _projection(value: object) -> Node | None:
-    """Returns the linear that a value comes from; None if there is none."""
+    """Returns the linear that computes a value, directly or before ops in ``_THROUGH``; None if there is none."""
     while isinstance(value, Node):
         if value.target is ew.linear.default:
             return value

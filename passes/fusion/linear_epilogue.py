@@ -1,5 +1,5 @@
-"""The common part of fusions into a linear's epilogue: the linears, and their copies with an activation or a
-residual.
+"""The common part of fusions into a linear's epilogue: the linears that have one, and their copies with another
+epilogue.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ..ir.program import Program
 ew = torch.ops.ew
 
 PLAIN_LINEARS: tuple[Target, ...] = (ew.linear.default, ew.quantized_linear.default)
-"""The linears that can add a residual."""
+"""The linears whose epilogue can add a residual."""
 LINEARS: tuple[Target, ...] = (*PLAIN_LINEARS, ew.grouped_linear.default, ew.quantized_grouped_linear.default)
-"""The linears that can apply an activation."""
+"""The linears whose epilogue can apply an activation."""
 _EPILOGUE: dict[str, object] = {"activation": "", "residual": None}
-"""The arguments of an epilogue, which is computed before a result is stored, -> their values without one."""
+"""The arguments of a linear that define its epilogue -> their values without an epilogue."""
 
 
 def linear_of(match: Match) -> Node:
-    """Returns the linear of a match."""
+    """Returns the linear that a match has bound."""
     return next(n for n in match.covered if n.target in LINEARS)
 
 
 def why_no_epilogue(program: Program, linear: Node) -> str | None:
-    """Returns the reason why a linear can't have an epilogue; None if it can."""
+    """Returns the reason why a linear can't get an epilogue; None if it can."""
     if len(linear.users) > 1:
         return "the linear's result is used elsewhere"
     if bound_arguments(linear).get("residual") is not None:
@@ -39,7 +39,10 @@ def why_no_epilogue(program: Program, linear: Node) -> str | None:
 
 
 def with_epilogue(program: Program, linear: Node, where: tuple[str, ...], **changes: Any) -> Node:
-    """Returns a copy of a linear with an ``activation`` or a ``residual``."""
+    """Adds a copy of a linear with other values for ``activation`` or ``residual``, and returns it.
+
+    ``where`` has the module paths of the copy.
+    """
     arguments = bound_arguments(linear) | changes
     positional = [value for name, value in arguments.items() if name not in _EPILOGUE]
     named = {

@@ -1,6 +1,6 @@
-"""Moves ``ew.take_rows`` up, to just after the last op that mixes tokens.
+"""Moves ``ew.take_rows``, which selects the sampled rows, up to just after the last op that mixes tokens.
 
-The ops after that compute nothing but logits, so they then run for the sampled rows alone.
+The ops after that compute nothing but logits, so they then compute only the sampled rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..ir.provenance import WHERE, join_where
 aten, ew = torch.ops.aten, torch.ops.ew
 
 Rebuild = Callable[[Program, Node, Mapping[Node, Node]], Node]
-"""A function that makes a node again with the selected rows of its arguments."""
+"""A function that adds a copy of a call in which some arguments are replaced by their selected rows."""
 
 _EW = frozenset(
     {ew.linear.default, ew.rms_norm.default, ew.layer_norm.default, ew.gated_activation.default, ew.moe.default}
@@ -37,7 +37,7 @@ _ELEMENTWISE = frozenset(
     }
 )
 _SEVERAL_RESULTS = (aten.topk.default, aten.max.dim)
-"""Ops of which ``operator.getitem`` selects one result."""
+"""Ops with several results, of which ``operator.getitem`` selects one."""
 _OF_OTHER_DIMENSIONS = frozenset(
     {
         *(aten.slice.Tensor, aten.select.int, aten.squeeze.dim, aten.squeeze.dims, aten.cat.default),
@@ -47,13 +47,15 @@ _OF_OTHER_DIMENSIONS = frozenset(
 )
 """Ops that don't mix tokens if their ``dim`` isn't dimension 0."""
 _ROW_BY_ROW = (aten.cat.default, aten.gather.default, aten.scatter.value)
-"""Ops whose row of the result depends on the same row of every tensor, so that each tensor needs a row for each
-token.
+"""Ops in which a row of the result depends on the same row of every tensor argument. So every argument must have a row
+for each token.
 """
 
 
 class SinkTakeRows(Pass):
-    """Moves ``ew.take_rows`` up through token-local ops, as long as nothing else needs their values for all tokens."""
+    """Moves ``ew.take_rows`` before ops that don't mix tokens, unless another call needs the op's result for all
+    tokens.
+    """
 
     name = "sink_take_rows"
 
@@ -69,7 +71,7 @@ class SinkTakeRows(Pass):
 
 
 def _why_not(program: Program, take: Node) -> str | None:
-    """Returns the reason why a take_rows stays after its argument; None if it can move before it."""
+    """Returns the reason why a take_rows can't move before the op that computes its argument; None if it can."""
     value, rows = _arguments(take)
     if value.op != "call_function" or not isinstance(value.meta["val"], torch.Tensor):
         return f"it takes rows of {value.name}"
@@ -82,7 +84,7 @@ def _why_not(program: Program, take: Node) -> str | None:
 
 
 def _results(value: Node) -> list[Node]:
-    """Returns all used results of an op with several results, if ``value`` is one of them; otherwise none."""
+    """Returns the getitem calls of an op with several results if ``value`` is one of them; otherwise []."""
     made_by = value.args[0] if value.target is operator.getitem else None
     return list(made_by.users) if isinstance(made_by, Node) and made_by.target in _SEVERAL_RESULTS else []
 
@@ -108,7 +110,10 @@ def _sink(program: Program, take: Node) -> bool:
 
 
 def _take(program: Program, value: Node, rows: Node, like: Node) -> Node:
-    """Returns the existing take_rows of ``value``, or a new one directly after it."""
+    """Returns the take_rows of ``value`` by ``rows`` if there is one; otherwise adds it directly after ``value``.
+
+    A new one has the module paths of ``like``.
+    """
     for user in value.users:
         if user.target is ew.take_rows.default and _arguments(user)[1] is rows:
             return user
@@ -123,8 +128,9 @@ def _arguments(take: Node) -> tuple[Node, Node]:
 
 
 def _is_token_local(program: Program, node: Node) -> bool:
-    """Returns True if each row of the result depends on the same row of the arguments alone, and can be computed from
-    it.
+    """Returns True if a row of a node's result depends only on the same row of its arguments.
+
+    The op must also be able to compute the result for some of the rows.
     """
     shape = program.shape(node)
     node = node.all_input_nodes[0] if _results(node) else node
@@ -152,8 +158,8 @@ def _is_token_local(program: Program, node: Node) -> bool:
 
 
 def _token_arguments(program: Program, node: Node, tokens: sympy.Expr) -> list[Node]:
-    """Returns the arguments with a row for each token: the first of as many dimensions as broadcasting needs is
-    T long.
+    """Returns the arguments of a call with one row for each token: those whose first dimension has the size
+    ``tokens``.
     """
     if tokens.is_Integer:
         return []

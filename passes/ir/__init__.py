@@ -1,1 +1,1 @@
-"""The intermediate representation: Program (graph and signature), WeightStore (lazy weights), provenance."""
+"""The intermediate representation: Program (a graph and its inputs), WeightStore (lazy weights), and provenance."""

@@ -1,7 +1,8 @@
 """Weights with merged adapters, lazily: W + w1 (f1(W) - W) + w2 (f2(W) - W) + ...
 
-f(W) is the weight with one adapter, w the adapter's weight. A low-rank adapter (LoRA, arXiv 2106.09685) gives W + s B
-A, one with magnitudes (DoRA, arXiv 2402.09353) m (W + s B A) / |W + s B A|; others replace rows or the whole weight.
+f(W) is the weight with one adapter, and w is the factor of that adapter. A low-rank adapter (LoRA, arXiv 2106.09685)
+gives f(W) = W + s B A. One with magnitudes (DoRA, arXiv 2402.09353) gives m (W + s B A) / |W + s B A|. Others replace
+rows or the whole weight.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Step(ABC):
 
     @abstractmethod
     def apply(self, value: torch.Tensor) -> torch.Tensor:
-        """Returns the changed weight, float32, for ``value``, float32 of the same shape, which isn't modified."""
+        """Returns the changed weight. ``value`` is the weight before, float32 of the same shape, and isn't modified."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class LowRank(Step):
     """Adds scale * B A to a weight [N, K], or to each expert's weight in [E, N, K].
 
     Attributes:
-        a: [R, K]; for experts [E * R, K], with the rows of each expert together.
-        b: [N, R]; for experts [N, R * E], with the columns of each expert E apart.
+        a: A, [R, K]. For experts [E * R, K]: the R rows of an expert are adjacent.
+        b: B, [N, R]. For experts [N, R * E]: the columns of an expert are E apart.
         scale: the factor of the product.
-        transposed: True if the weight is [K, N] or [E, K, N], as a table of tokens and the class Conv1D have it.
+        transposed: True if the weight is stored as [K, N] or [E, K, N], as token tables and the class Conv1D are.
         experts: E; 0 for a matrix.
-        magnitude: [N], the norms that rows have afterwards (DoRA); None for LoRA.
+        magnitude: [N], the norms that the rows get afterwards (DoRA); None for LoRA.
     """
 
     a: WeightExpr
@@ -52,7 +53,7 @@ class LowRank(Step):
         return adapted.mul_(factors.unsqueeze(axis))
 
     def added(self, value: torch.Tensor, weight: float) -> torch.Tensor:
-        """Returns ``value`` plus ``weight`` times the product, using only the memory of the result and the factors."""
+        """Returns ``value`` plus ``weight`` times scale * B A. It needs memory for the result and the factors only."""
         left, right = self._factors()
         add = torch.baddbmm if self.experts else torch.addmm
         return add(value, left, right, alpha=self.scale * weight)
@@ -102,7 +103,8 @@ class Change:
     """All changes that one adapter makes to a weight.
 
     Attributes:
-        adapter: the folder's path, since different adapters may have tensors of the same names.
+        adapter: the path of the adapter's folder. It is part of the comparison, since tensors of two adapters may have
+            the same names.
         weight: the factor of the difference that the steps make.
         steps: the changes in order, at least one.
     """
@@ -112,7 +114,10 @@ class Change:
     steps: tuple[Step, ...]
 
     def merged(self, base: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Returns ``value`` plus ``weight`` times the difference that the steps make to ``base``."""
+        """Returns ``value`` plus ``weight`` times the difference that the steps make to ``base``.
+
+        ``base`` is the weight without adapters, ``value`` the weight with the adapters merged so far.
+        """
         first = self.steps[0]
         if len(self.steps) == 1 and isinstance(first, LowRank) and first.magnitude is None:
             return first.added(value, self.weight)

@@ -1,4 +1,6 @@
-"""The calls of a Program: their modules, the values that they read and write, and the linears of a fused product."""
+"""The calls of a Program as records: module paths, values that are read and written, and the linears of fused
+products.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,22 @@ from .program import Program
 from .provenance import WHERE
 
 LINEARS = frozenset({"linear", "quantized_linear"})
-"""Products with a weight whose rows are those of one or several linears of the model."""
+"""Names of the products whose weight has the rows of one or several linears of the model."""
 NORMS = frozenset({"rms_norm", "layer_norm"})
 ADDED_NORMS = frozenset({"add_rms_norm", "add_layer_norm"})
-"""Norms of a sum. Their results are the norm and the sum."""
+"""Names of the ops that add two values and normalise the sum. Their results are the norm and the sum."""
 
 Epilogue = Literal["", "activation", "residual", "both"]
-"""The operations that a product applies to its sums before it writes them."""
+"""The operations that a product applies to its sums before it writes them: an activation, the addition of a residual,
+or both.
+"""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The rows ``start:stop`` of a product's weight, which came from the linear at ``path``; columns of the result."""
+    """A linear's part of a product. Its rows ``start:stop`` of the weight, which are columns of the result, are from
+    the linear at ``path``.
+    """
 
     path: str
     start: int
@@ -39,15 +45,16 @@ class Call:
 
     Attributes:
         key: the node, or the step's index.
-        op: the op's name, such as "linear", "add_rms_norm", or the name of another library's op.
+        op: the op's name, such as "linear" or "add_rms_norm"; "aten.NAME" for an op of ATen.
         where: module paths.
-        reads: for each float argument, its number and its value, as any hashable key. The number is -1 for an argument
-            in a list or passed by name.
-        writes: for each float result, its number and its value.
-        pieces: the linears of a product of LINEARS; () for other ops.
-        epilogue: the epilogue of such a product.
-        owner: the module of a norm's weight; "" if the norm has none.
-        views: ("read", argument number) or ("write", result number) -> the part of the value, in lowered programs.
+        reads: (index of the argument, key of its value) for each float argument. The index is -1 if the argument is in
+            a list or passed by name.
+        writes: (index of the result, key of its value) for each float result.
+        pieces: the linears of a product in ``LINEARS``; () for other ops.
+        epilogue: the epilogue of such a product; "" for other ops.
+        owner: the path of the module that a norm's weight belongs to; "" if there is no such weight.
+        views: in lowered programs, ("read", index of the argument) or ("write", index of the result) -> the part of the
+            value that is read or written.
     """
 
     key: Hashable
@@ -62,7 +69,7 @@ class Call:
 
 
 def calls_of(program: Program) -> list[Call]:
-    """Returns the calls of a program, except for those that only select one of several results."""
+    """Returns the calls of a program in order, without those that only select one of several results."""
     return [
         _call(program, node)
         for node in program.graph.nodes
@@ -121,7 +128,9 @@ def bound_arguments(node: Node) -> dict[str, Any]:
 
 
 def op_name(node: Node) -> str:
-    """Returns "linear" for ew.linear, "aten.linear" for another library's op."""
+    """Returns "linear" for ``ew.linear``, "aten.linear" for an op of another library, and "cast_bf16" for a cast to
+    bfloat16.
+    """
     if isinstance(node.target, torch._ops.OpOverload):
         namespace, _, name = node.target._schema.name.partition("::")
         if name in ("_to_copy", "to") and node.meta["val"].dtype == torch.bfloat16:
@@ -131,7 +140,9 @@ def op_name(node: Node) -> str:
 
 
 def value_key(node: Node) -> Hashable:
-    """Returns the key of a node's value: the node, or (call, number of the result) if the call has several results."""
+    """Returns the key of a node's value: the node, or (call, index of the result) if it selects one result of a
+    call.
+    """
     if node.target is operator.getitem:
         source, index = node.args
         assert isinstance(source, Node)
@@ -155,7 +166,7 @@ def epilogue_of(activation: bool, residual: bool) -> Epilogue:
 
 
 def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]]) -> tuple[Piece, ...]:
-    """Returns the linears whose rows a product's weight contains.
+    """Identifies the linears whose rows a product's weight contains.
 
     Args:
         where: the product's module paths, in any order; some may be of other calls that were fused with the linears.
@@ -192,14 +203,12 @@ def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]])
 
 
 def owner_of(where: Sequence[str], tensor: str) -> str | None:
-    """Returns the longest of the module paths ``where`` with which the name of a tensor begins; None if there
-    is none.
-    """
+    """Returns the longest module path in ``where`` that is a prefix of a tensor's name; None if there is none."""
     return max((path for path in where if tensor.startswith(f"{path}.")), key=len, default=None)
 
 
 def _unfused(name: str) -> list[str]:
-    """Splits "a.q+k.weight" into "a.q.weight" and "a.k.weight"."""
+    """Splits the name of a fused weight into those of its parts: "a.q+k.weight" into "a.q.weight" and "a.k.weight"."""
     words = name.split(".")
     joined = [i for i, word in enumerate(words) if "+" in word]
     if len(joined) != 1:

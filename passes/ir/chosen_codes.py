@@ -1,4 +1,4 @@
-"""Weights whose integers a calibrated pass has chosen, kept in memory or in files."""
+"""Quantized weights whose integers a calibrated pass has chosen, stored in memory or in files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from .weights import InPlaceOf, WeightExpr
 
 @dataclass(frozen=True)
 class ChosenCodes(InPlaceOf, Prequantized):
-    """Integers that replace ``base`` [.., N, K], with the provenance of its rows. Two are equal if their bits are."""
+    """Integers in place of ``base`` [.., N, K], with the provenance of its rows. Two are equal if their bits are.
+
+    Attributes:
+        format: the format of the integers.
+        digest: the digest of their bits.
+        read: returns them.
+    """
 
     of_source = False
     format: CodeFormat
@@ -22,9 +28,11 @@ class ChosenCodes(InPlaceOf, Prequantized):
 
     @staticmethod
     def of(base: WeightExpr, code_format: CodeFormat, codes: Codes, file: Path | None = None) -> ChosenCodes:
-        """Stores the codes in ``file``, which is read each time that they are needed, or in memory if it is None.
+        """Returns an expression of ``codes`` in place of ``base``, with the codes stored in ``file``; in memory if it
+        is None.
 
-        Raises CapacityError naming the file if it can't be written.
+        The file is read each time that the codes are needed. Raises CapacityError naming the file if it can't be
+        written.
         """
         tensors = [t for t in (codes.values, codes.scales, codes.offsets) if t is not None]
         digest, read = keep(tensors, file)

@@ -1,4 +1,7 @@
-"""Some rows or columns of a weight: those that remain after pruning, with compensation added to columns."""
+"""Weights with some of the rows or columns of another: those that remain after pruning.
+
+The remaining columns may compensate for the removed ones.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .weights import Shape, WeightExpr
 
 @dataclass(frozen=True)
 class Chosen(WeightExpr):
-    """The base at some ``indices`` of one axis, in this order; no index occurs twice."""
+    """The elements of ``base`` at ``indices`` of the dimension ``dim``, in this order. No index occurs twice."""
 
     base: WeightExpr
     dim: int
@@ -55,9 +58,9 @@ class Chosen(WeightExpr):
 
 @dataclass(frozen=True)
 class Mix:
-    """A float32 matrix [removed, kept] of the factors by which each removed column is added to each kept column.
+    """A float32 matrix [removed, kept]: the factors by which each removed column is added to each kept column.
 
-    Two matrices are equal if their bits are. ``file`` is the file that has the numbers; None if they are in memory.
+    Two matrices are equal if their bits are. ``file`` has the numbers; None if they are in memory.
     """
 
     digest: str
@@ -67,7 +70,9 @@ class Mix:
 
     @staticmethod
     def of(values: torch.Tensor, file: Path | None = None) -> Mix:
-        """Stores the numbers in ``file``, or in memory if it is None. Raises CapacityError if it can't be written."""
+        """Returns a matrix whose numbers are stored in ``file``, or in memory if it is None. Raises CapacityError if
+        the file can't be written.
+        """
         content = values.contiguous().numpy()
         digest = hashlib.sha256(content.data).hexdigest()
         if file is not None:
@@ -80,7 +85,7 @@ class Mix:
 
     @property
     def values(self) -> torch.Tensor:
-        """Returns the matrix [removed, kept]."""
+        """The matrix [removed, kept]."""
         if self._values is not None:
             return self._values
         count = self.shape[0] * self.shape[1]
@@ -91,8 +96,8 @@ class Mix:
 class MixedColumns(WeightExpr):
     """``base[:, kept] + base[:, removed] @ mix``, [N, kept] float32, for a base [N, K] of any float type.
 
-    The kept columns compensate for the removed ones, as a product's inputs are correlated. A column has the provenance
-    of the kept column.
+    The kept columns compensate for the removed ones, which works because a product's inputs are correlated. A column
+    has the provenance of the kept column.
     """
 
     base: WeightExpr
@@ -125,14 +130,17 @@ class MixedColumns(WeightExpr):
 
 
 def others(kept: Sequence[int], size: int) -> torch.Tensor:
-    """Returns the indices below ``size`` that are not in ``kept``, in order."""
+    """Returns the indices from 0 to ``size - 1`` that are not in ``kept``, in ascending order."""
     left = torch.ones(size, dtype=torch.bool)
     left[list(kept)] = False
     return left.nonzero()[:, 0]
 
 
 def _at(parts: Sequence[Part], indices: Sequence[int]) -> Iterator[Part]:
-    """Yields the parts of single indices, with the parts that are mixed into each."""
+    """Yields the part of each index, followed by the parts that are mixed into it.
+
+    ``parts`` are the parts of a weight along one axis, ``indices`` indices of that axis.
+    """
     owner: list[tuple[int, int]] = []  # part and place within it, for each index
     for number, part in enumerate(parts):
         owner += [(number, i) for i in range(part.size)]
@@ -161,7 +169,7 @@ def _joined(parts: Iterator[Part]) -> Iterator[Part]:
 
 
 def _text(indices: Sequence[int]) -> str:
-    """Returns up to 8 indices as text; of more, their number and a digest."""
+    """Returns up to 8 indices as text; for more, their count and a digest."""
     if len(indices) <= 8:
         return ",".join(map(str, indices))
     return f"{len(indices)} of them, {hashlib.sha256(repr(tuple(indices)).encode()).hexdigest()[:8]}"

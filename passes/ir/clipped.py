@@ -1,8 +1,8 @@
-"""Weights of 4 bits whose groups may be clipped: the largest values are clamped so that others are finer.
+"""Weights of 4 bits whose groups may be clipped: the largest values are clamped so that steps are finer for the others.
 
-The share of its range that each group uses is chosen elsewhere (AWQ, Lin et al. 2023,
-https://arxiv.org/abs/2306.00978, section 3.2 of the paper, and its code) and stored as one small number per group; the
-integers are computed when they are needed.
+AWQ chooses the share of its range that each group uses (Lin et al. 2023, https://arxiv.org/abs/2306.00978, section 3.2
+of the paper, and its code). A weight stores one small number per group for it; the integers are computed when they are
+needed.
 
     symmetric      scale = share * m / -8, where m is the group's value of the largest magnitude. So m becomes -8, the
                    one integer that has no counterpart of the other sign
@@ -24,8 +24,8 @@ from .stacked_weights import pieces
 from .weights import InPlaceOf, Shape
 
 SHARES = (8 / 7, *(1.0 - 0.04 * i for i in range(-2, 14)))
-"""The shares of a group's range that are tried. More than 1 is for symmetric groups alone: at 8/7 either side has seven
-steps, and none is clipped.
+"""The shares of a group's range to choose from. Those above 1 are for symmetric groups alone: at 8/7 both sides have
+seven steps, and nothing is clipped.
 """
 
 _CHUNK_ELEMENTS = 1 << 22
@@ -33,7 +33,9 @@ _CHUNK_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True)
 class Choices:
-    """Indices into SHARES, uint8 [.., N, groups]; ``read`` returns them. Two are equal if their bits are."""
+    """The chosen shares of a weight: indices into ``SHARES``, uint8 [.., N, groups], which ``read`` returns. Two are
+    equal if their bits are.
+    """
 
     shape: Shape
     digest: str
@@ -48,7 +50,8 @@ class Choices:
 
 @dataclass(frozen=True)
 class Clipped(InPlaceOf, Prequantized):
-    """The weight ``base`` [.., N, K] in 4 bits, with each group along K scaled to the chosen share of its range.
+    """The weight ``base`` [.., N, K] in 4 bits, with the integers of each group along K spread over the chosen share of
+    its range.
 
     ``choices`` [.., N, K / group_size] has the index of each group's share.
     """
@@ -99,7 +102,8 @@ def share_of(choices: torch.Tensor) -> torch.Tensor:
 
 
 def round_groups(weight: torch.Tensor, code_format: CodeFormat, share: torch.Tensor | float) -> Codes:
-    """Rounds a weight float32 [N, K] to codes. ``share`` is [N, groups], or one number for all groups.
+    """Rounds a weight float32 [N, K] to 4 bits. ``share`` has the share of each group's range, [N, groups], or one for
+    all.
 
     Values are rounded for the scales as stored. Raises PassError if a scale is too large for float16.
     """
@@ -109,7 +113,10 @@ def round_groups(weight: torch.Tensor, code_format: CodeFormat, share: torch.Ten
 
 
 def range_of(groups: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tensor, ...]:
-    """Returns the range of groups [N, C, G], [N, C] each: m, or the smallest and the largest value."""
+    """Returns the range of each group of ``groups`` [N, C, G], as tensors [N, C].
+
+    With offsets they are the smallest and the largest value, otherwise only the value with the largest magnitude.
+    """
     if code_format.offsets:
         low, high = torch.aminmax(groups, dim=-1)
         return low, high
@@ -118,7 +125,10 @@ def range_of(groups: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tenso
 
 
 def rounded(groups: torch.Tensor, of: tuple[torch.Tensor, ...], share: torch.Tensor | float) -> torch.Tensor:
-    """Returns groups [N, C, G] as floats after rounding them to integers of the range ``of``."""
+    """Returns groups [N, C, G] as floats after rounding them to 4 bits.
+
+    ``of`` is the result of ``range_of`` for them, ``share`` the share of that range that the integers cover.
+    """
     values, scales, offsets = _integers(groups, of, share)
     values *= scales.float()[..., None]
     return values if offsets is None else values.add_(offsets.float()[..., None])
@@ -127,7 +137,11 @@ def rounded(groups: torch.Tensor, of: tuple[torch.Tensor, ...], share: torch.Ten
 def _integers(
     groups: torch.Tensor, of: tuple[torch.Tensor, ...], share: torch.Tensor | float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Returns the values as float32 [N, C, G], and scales and offsets as float16 [N, C]."""
+    """Rounds groups [N, C, G] to 4 bits, with ranges multiplied by ``share``. ``of`` is as for ``rounded``.
+
+    Returns integers as float32 [N, C, G], scales float16 [N, C], and offsets alike or None. Raises PassError if a scale
+    is too large for float16.
+    """
     if len(of) == 2:
         low, high = of
         scales, offsets = (share * (high - low) / 15).half(), (share * low).half()

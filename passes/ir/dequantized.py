@@ -1,4 +1,4 @@
-"""The dequantized floats of a weight of integers, lazily."""
+"""A quantized weight's dequantized floats, lazily."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Dequantized(WeightExpr):
     Attributes:
         values: [.., N, K], integers or 8-bit floats.
         scales: [.., N, ceil(K/G)].
-        offsets: like scales; None without offsets.
+        offsets: of the shape of the scales; None without offsets.
         group_size: G; 0 if all of K is one group.
     """
 

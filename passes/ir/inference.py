@@ -1,7 +1,7 @@
-"""A cache of the inferred results of calls: layers repeat, and each pass infers the same calls again.
+"""A cache of the fake values of calls. Layers repeat, and each pass infers the same calls again.
 
-A fake value depends only on the op, its numbers, and the recorded properties of its argument tensors. So equal calls
-share one value; values are never changed in place.
+A fake value depends only on the op, its constants, and the recorded properties of its argument tensors. So equal calls
+share one value. Values are never changed in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.fx.node import Node, Target
 
 
 class Inferences:
-    """A cache of the fake values of calls; copies of a program share one."""
+    """A cache of the fake values of calls. Copies of a program share one cache."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[object, ...], Any] = {}
@@ -34,7 +34,7 @@ class Inferences:
 
         Args:
             target, args, kwargs: the call's op and arguments.
-            symbols: the symbols of sizes. A value with other symbols isn't cached.
+            symbols: the program's symbols for sizes. A value with any other symbol isn't cached.
             infer: computes the value.
         """
         try:
@@ -74,7 +74,9 @@ class Inferences:
 
 
 def _consists_of(value: object, symbols: Collection[sympy.Symbol]) -> bool:
-    """Returns True if a value consists of fake tensors whose sizes have only these symbols."""
+    """Returns True if a value is a fake tensor, or a list of them, whose sizes and strides have no symbols except
+    these.
+    """
     if isinstance(value, (tuple, list)):
         return bool(value) and all(_consists_of(v, symbols) for v in value)
     if not isinstance(value, FakeTensor) or value.constant is not None:

@@ -12,9 +12,9 @@ from enginewright.runtime.shared.errors import CapacityError
 
 
 def keep(tensors: Sequence[torch.Tensor], file: Path | None) -> tuple[str, Callable[[], list[torch.Tensor]]]:
-    """Stores tensors, which must not change, in ``file``, or in memory if it is None.
+    """Stores tensors in ``file``, or in memory if it is None. The caller must not change them afterwards.
 
-    Returns the SHA-256 of their bits, and a function that returns them; it reads the file at each call. Raises
+    Returns the SHA-256 of their bits, and a function that returns the tensors; it reads the file at each call. Raises
     CapacityError naming the file if it can't be written.
     """
     contiguous = [tensor.contiguous() for tensor in tensors]

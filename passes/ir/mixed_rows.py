@@ -1,4 +1,4 @@
-"""A weight whose rows (or columns) are linear combinations of another's, with small matrices that a pass has
+"""Weights whose rows or columns are linear combinations of another weight's, with small matrices that a pass has
 computed.
 """
 
@@ -22,7 +22,9 @@ Indices = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Mix:
-    """J blocks of N indices, each computed from M indices of the base. Two are equal if their bits are.
+    """Linear combinations in J blocks: block j computes N rows from the M rows ``indices[j]`` of a base.
+
+    Two are equal if their bits are.
 
     Attributes:
         indices: [J][M], indices of the base.
@@ -38,12 +40,12 @@ class Mix:
 
     @staticmethod
     def of(indices: Sequence[Sequence[int]], matrices: torch.Tensor, file: Path | None = None) -> Mix:
-        """Stores the matrices in ``file``, which is read each time that they are needed, or in memory if it is None.
+        """Returns the combinations, with the matrices stored in ``file``, which is read each time that they are needed.
 
         Args:
             indices: [J][M], indices of the base.
             matrices: [J, N, M]; they are rounded to float32.
-            file: the file to write; None for memory.
+            file: the file to write; None stores the matrices in memory.
 
         Raises:
             PassError: the shapes don't match, or a number isn't finite.
@@ -61,11 +63,11 @@ class Mix:
 
 @dataclass(frozen=True)
 class MixedRows(WeightExpr):
-    """A weight whose index ``j * N + n`` of ``axis`` is the sum over m of ``matrices[j, n, m]`` times ``indices[j][m]``
-    of the base.
+    """A weight of linear combinations of the rows of ``base``, or of its indices along another ``axis``.
 
-    The base may have any float type. Sums are computed in 64 bits, so that their order doesn't change the result, which
-    is float32.
+    Index ``j * N + n`` is the sum over m of ``matrices[j, n, m]`` times index ``indices[j][m]`` of the base, with the
+    matrices and indices of ``mix``. The base may have any float type. Sums are computed in float64, so that their order
+    doesn't change the result, which is float32.
     """
 
     base: WeightExpr
@@ -96,7 +98,9 @@ class MixedRows(WeightExpr):
         return mixed.view(-1, *rest).movedim(0, self.axis)
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Returns the origins along ``axis``: for each block, all indices of the base that are mixed into it."""
+        """Returns the origins of the indices along ``axis``. Those of a block are all indices of the base that are
+        combined in it.
+        """
         if axis != self.axis:
             return self.base.parts(axis)
         parts: list[Part] = []
@@ -115,7 +119,7 @@ class MixedRows(WeightExpr):
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the indices as ranges (start, stop), in rising order."""
+    """Returns indices as ranges (start, stop), in ascending order."""
     ordered = sorted(set(indices))
     breaks = [i for i, (a, b) in enumerate(pairwise(ordered), 1) if b != a + 1]
     bounds = [0, *breaks, len(ordered)]
@@ -123,7 +127,7 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Merges neighbouring parts of a source tensor whose indices are consecutive."""
+    """Joins neighbouring parts with consecutive indices of the same source tensor."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""Weights whose integers are known already: read from a file's blocks, or chosen by a calibrated pass.
+"""Weights whose integers are known: read from a file's blocks, or chosen by a calibrated pass.
 
 ``quantized`` (quantized.py) uses these integers if they have the needed format. All other code sees the dequantized
 floats.
@@ -26,10 +26,10 @@ class Codes:
     """A weight [.., N, K] as integers or 8-bit floats, in groups of G along K. A weight is ``value * scale + offset``.
 
     Attributes:
-        values: int8 [.., N, K]. 8 bits: -128 to 127. 4 bits: -8 to 7, or 0 to 15 with offsets; other widths alike.
-            Floats are float8_e4m3fn. For codebooks: the bytes of blocks without their scale.
+        values: int8 [.., N, K]. 8 bits: -128 to 127. 4 bits: -8 to 7, or 0 to 15 with offsets; 2 to 6 bits alike. 8-bit
+            floats are float8_e4m3fn. Formats with codebooks: the bytes of blocks without their scale.
         scales: float16 [.., N, ceil(K/G)]; in blocks, int8 as ``ops.quantization.scales_in_blocks`` returns them.
-        offsets: like scales; None without offsets.
+        offsets: stored like scales; None without offsets.
     """
 
     values: torch.Tensor
@@ -39,11 +39,14 @@ class Codes:
 
 @dataclass(frozen=True)
 class CodeFormat:
-    """The format of ``Codes``: the bits of a value (2 to 6, or 8), the size of a group, and True if groups have
-    offsets.
+    """The format of ``Codes``.
 
-    ``kind`` is "int", or a format with other values, such as "fp8" and "iq4". ``scale_block`` is the number of groups
-    that share a float16; 0 if each group has its own.
+    Attributes:
+        bits: the bits of a value, 2 to 6, or 8.
+        group_size: the size of a group.
+        offsets: True if groups have offsets.
+        kind: "int", or a format with other values, such as "fp8" and "iq4".
+        scale_block: the number of groups that share a float16; 0 if each group has its own.
     """
 
     bits: int
@@ -54,22 +57,22 @@ class CodeFormat:
 
     @property
     def storage(self) -> Storage:
-        """The weight format that stores these codes."""
+        """The storage format of weights (``WeightFormat.storage``) with these codes."""
         return cast("Storage", f"int{self.bits}" if self.kind == "int" else self.kind)
 
     @property
     def in_4_bits(self) -> CodeFormat:
-        """The 4-bit format for integers of 2 or 3 bits, which every target supports; other formats are unchanged."""
+        """The 4-bit format, which every target supports, for integers of 2 or 3 bits; this format itself for others."""
         return replace(self, bits=4) if self.kind == "int" and self.bits < 4 and not self.scale_block else self
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the values."""
+        """The torch type of the values."""
         return TORCH_DTYPES[FORMATS[self.storage].dtype]
 
     @staticmethod
     def of(weight_format: WeightFormat) -> CodeFormat | None:
-        """Returns the code format of a weight format; None if it is stored without scales."""
+        """Returns the code format of a weight format; None for a format without scales, such as bf16."""
         stored = weight_format.stored
         if not stored.group_sizes:
             return None
@@ -105,7 +108,9 @@ class Prequantized(WeightExpr):
 
 @dataclass(frozen=True)
 class SourceCodes(Source, Prequantized):
-    """A float32 tensor that its checkpoint stores as integers: ``read_codes`` returns those, ``read`` the floats."""
+    """A float32 tensor that its checkpoint stores quantized: ``read_codes`` returns the integers, ``read`` the
+    floats.
+    """
 
     format: CodeFormat = field(kw_only=True)
     read_codes: Callable[[], Codes] = field(kw_only=True, compare=False, repr=False)
@@ -121,7 +126,7 @@ class SourceCodes(Source, Prequantized):
 def decode(codes: Codes, code_format: CodeFormat) -> torch.Tensor:
     """Returns value * scale + offset as float32 [.., N, K]. The product is rounded, then the sum, as in GGUF's tools.
 
-    A value that is an index stands for the format's number at that index.
+    For formats whose values are indices, such as nf4, the value is the format's number at that index.
     """
     size = codes.values.shape[-1]
     width = code_format.group_size or size

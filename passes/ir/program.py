@@ -1,7 +1,7 @@
-"""The Program: a torch.fx graph of ATen and ``ew`` ops, a typed signature, and lazy weights.
+"""The Program: a torch.fx graph of ATen and ``ew`` ops, its inputs, and lazy weights.
 
-Differences to an ExportedProgram: weights are ``get_attr`` nodes that name an entry of the WeightStore; step inputs are
-the only placeholders; every node has ``meta["val"]`` (a fake tensor with symbolic shape) and ``meta["where"]`` (module
+Differences to an ExportedProgram: weights are ``get_attr`` nodes that name an entry of the WeightStore. Step inputs are
+the only placeholders. Every node has ``meta["val"]`` (a fake tensor with symbolic shape) and ``meta["where"]`` (module
 paths).
 """
 
@@ -29,15 +29,15 @@ from .provenance import WHERE
 from .weights import WeightExpr, WeightStore
 
 SYMBOLS = ("T", "B", "R", "M", "P")
-"""T tokens, B requests, R sampled rows, M blocks in a request's table, P blocks in the pool."""
+"""The symbolic sizes: T tokens, B requests, R sampled rows, M blocks in a request's table, P blocks in the pool."""
 
 
 Compute = Callable[[Node, Sequence[Any], Mapping[str, Any]], Any]
-"""Gives a call's value from its arguments' values."""
+"""Computes a call's value in place of its op, from the node and the values of its arguments (by position, by name)."""
 
 
 class Program:
-    """A decoder as a graph. Passes change it through these methods, which keep values and provenance consistent.
+    """A model as a graph. Passes change it through these methods, which keep values and provenance consistent.
 
     Args:
         graph: a graph whose placeholders are step inputs (and, once lowered, caches), without an owning module.
@@ -77,13 +77,13 @@ class Program:
 
     @property
     def output(self) -> Node:
-        """The output node; its first argument is a tuple."""
+        """The output node. Its first argument is the tuple of the results' nodes."""
         node: Node = next(n for n in reversed(self.graph.nodes) if n.op == "output")
         return node
 
     @property
     def logits(self) -> Node:
-        """The node whose value is the program's result: logits [R, V], or another output if ``output_name`` says so."""
+        """The node of the program's first result: logits [R, V], or what ``output_name`` names."""
         result = self.output.args[0]
         first = result[0] if isinstance(result, (tuple, list)) else result
         assert isinstance(first, Node)
@@ -119,11 +119,11 @@ class Program:
         return named
 
     def affine(self, size: int | torch.SymInt) -> Affine:
-        """Returns a size as an Affine of T, B and R. Raises PassError if it isn't one."""
+        """Returns a size as an affine function of T, B and R. Raises PassError if it isn't one."""
         return affine_of(self.expression(size))
 
     def weight_of(self, node: object) -> WeightExpr | None:
-        """Returns the weight that a ``get_attr`` node names; None for any other argument."""
+        """Returns the expression of the weight that a ``get_attr`` node names; None for any other argument."""
         if isinstance(node, Node) and node.op == "get_attr":
             return self.weights[str(node.target)]
         return None
@@ -136,9 +136,10 @@ class Program:
             yield
 
     def call(self, target: Callable[..., Any], *args: Argument, where: tuple[str, ...], **kwargs: Argument) -> Node:
-        """Adds a call at the insertion point, with its inferred fake value, and returns the node.
+        """Adds a call of ``target`` at the insertion point, with its inferred fake value, and returns the node.
 
-        ``where`` has the module paths that the node stands for. Raises PassError if the op rejects the arguments.
+        ``where`` has the paths of the modules whose work the call does. Raises PassError if the op rejects the
+        arguments.
         """
         node = self.graph.call_function(target, args, kwargs)
         node.meta[WHERE] = where
@@ -151,7 +152,7 @@ class Program:
         return node
 
     def infer(self, node: Node) -> Any:
-        """Returns the fake value of a call, from its arguments' fake values; equal calls share one."""
+        """Returns the fake value of a call, from the fake values of its arguments. Equal calls share one value."""
         return self._inferences.get(node.target, node.args, node.kwargs, self.symbols, lambda: self._infer(node))
 
     def _infer(self, node: Node) -> Any:
@@ -164,10 +165,10 @@ class Program:
             raise PassError(f"{node.name}: {node.target} does not accept its arguments: {e}") from e
 
     def weight(self, name: str, expr: WeightExpr | None = None, *, where: tuple[str, ...] | None = None) -> Node:
-        """Returns the ``get_attr`` node of the weight ``name``; with ``expr``, the weight is added first.
+        """Returns the ``get_attr`` node of the weight ``name``; if ``expr`` isn't None, it is first added as a weight.
 
-        A weight has one node, after the placeholders. ``where`` has the module paths of a new node; the default is the
-        module with which its name begins.
+        A weight has one node, after the placeholders. ``where`` has the module paths of a new node; None takes the
+        module with whose path the name begins.
         """
         if expr is not None:
             name = self.weights.add(name, expr)
@@ -184,16 +185,16 @@ class Program:
         return node
 
     def change_weight(self, node: Node, expr: WeightExpr) -> None:
-        """Replaces the expression of a ``get_attr`` node's weight; its shape may change.
+        """Replaces the expression of a ``get_attr`` node's weight; the shape may change.
 
-        The caller must infer the calls that read it again.
+        Then the caller must infer the calls that read the weight again.
         """
         self.weights.change(str(node.target), expr)
         with self.fake_mode:
             node.meta["val"] = torch.empty(expr.shape, dtype=expr.dtype)
 
     def add_input(self, name: str, value: FakeTensor) -> Node:
-        """Adds a step input (or cache) after the existing ones."""
+        """Adds a placeholder, a step input or a cache, after the existing ones. ``value`` is its fake tensor."""
         if name in self.inputs:
             raise PassError(f"the program has an input {name} already")
         anchor = next(n for n in self.graph.nodes if n.op != "placeholder")
@@ -203,8 +204,8 @@ class Program:
         return node
 
     def replace(self, old: Node, new: Node) -> None:
-        """Makes all users of ``old`` use ``new``, and removes ``old``. Its unused arguments go with the next
-        cleanup.
+        """Makes all users of ``old`` use ``new``, and removes ``old``. ``remove_dead_code`` removes arguments that are
+        then unused.
         """
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
         if not old.users:
@@ -221,7 +222,7 @@ class Program:
         return removed
 
     def copy(self) -> Program:
-        """Returns an independent copy; the immutable weights are shared."""
+        """Returns an independent copy, which shares the weight expressions, as they are immutable."""
         graph = torch.fx.Graph()
         mapping: dict[Node, Node] = {}
         for node in self.graph.nodes:
@@ -247,9 +248,9 @@ class Program:
         """Runs the graph in torch with the references of the ``ew`` ops, reading each weight when it is used.
 
         Args:
-            inputs: a tensor for each placeholder.
-            observe: called with every node and its value, for verification and bisection.
-            compute: called instead of a call's op, with the node and its arguments' values; None runs the op.
+            inputs: a tensor for each placeholder, by name.
+            observe: called with every node and its value; None for no call.
+            compute: called in place of a call's op; None runs the op.
             read: returns a weight by its name; None evaluates it at each use, so that memory holds one weight.
 
         Returns:
@@ -302,7 +303,7 @@ def from_exported(
         weights: an expression for each parameter, buffer and constant, by its name in the exported program without
             ``module_prefix``; shape and dtype must be equal.
         module_prefix: the prefix that the wrapper around the model adds to every module path, such as "model_.".
-        symbols: names of the shape symbols.
+        symbols: the name (one of ``SYMBOLS``) of each sympy symbol in shapes.
 
     Raises:
         PassError: a weight is missing or has another shape or dtype; a node isn't a functional call.
@@ -352,24 +353,26 @@ def module_path(node: Node, prefix: str) -> str:
 
 
 def cache_input(side: str, layer: int | str, *, ends: bool = False) -> str:
-    """Returns the name of the input for a layer's cache: ``k_cache:LAYER``, or ``k_ends:LAYER`` of a second cache.
+    """Returns the name of the input for a layer's cache: ``k_cache:LAYER``, or ``k_ends:LAYER`` for a second cache.
 
     Args:
         side: "k" or "v".
         layer: the layer's number.
-        ends: True for the cache of the ends of requests (passes/attention/keep_ends.py).
+        ends: True for the second cache, of the ends of requests (passes/attention/keep_ends.py).
     """
     return f"{side}_{'ends' if ends else 'cache'}:{layer}"
 
 
 def named_symbol(name: str) -> sympy.Symbol:
-    """Returns the sympy symbol for one of T, B, R, M and P."""
+    """Returns the sympy symbol for one of the names T, B, R, M and P."""
     return sympy.Symbol(name, positive=True, integer=True)
 
 
 @lru_cache(maxsize=4096)  # sympy's polynomials are slow, and shapes repeat
 def affine_of(expr: sympy.Expr) -> Affine:
-    """Returns ``expr`` as an Affine of T, B and R. Raises PassError if it isn't affine with integer coefficients."""
+    """Returns ``expr`` as an affine function of T, B and R. Raises PassError if it isn't one with integer
+    coefficients.
+    """
     t, b, r = (named_symbol(s) for s in ("T", "B", "R"))
     poly = sympy.Poly(expr, t, b, r) if expr.free_symbols <= {t, b, r} else None
     if poly is None or poly.total_degree() > 1 or not all(c.is_Integer for c in poly.coeffs()):
@@ -387,14 +390,18 @@ def tensor_arguments(node: Node) -> Sequence[Node]:
 
 
 def has_tensors(node: Node) -> bool:
-    """Returns True if a node's value consists of tensors. Emitters skip other nodes: they read sizes from recorded
-    shapes.
+    """Returns True if a node's value is a tensor, or several tensors. Emitters skip other nodes: they read sizes from
+    recorded shapes.
     """
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) or (isinstance(value, (tuple, list)) and len(value) > 0)
 
 
 def depends_on(node: Node) -> tuple[object, ...]:
-    """Returns a call's op and arguments, and the recorded values of it and of its arguments, to detect changes."""
+    """Returns everything that a call's verification depends on: its op, its arguments, and their and its own recorded
+    values.
+
+    If an equal tuple was verified before, the call hasn't changed.
+    """
     values = tuple(n.meta["val"] for n in (node, *node.all_input_nodes))
     return (node.target, node.args, node.kwargs, values)

@@ -16,16 +16,19 @@ if TYPE_CHECKING:  # recipes name layers by their paths, and are read without to
     import torch.fx
 
 WHERE = "where"
-"""Key in ``node.meta``: a tuple of module paths, such as ("model.layers.0.mlp.gate_proj",), outermost program ""."""
+"""The key in ``node.meta`` of a tuple of module paths, such as ("model.layers.0.mlp.gate_proj",). The outermost module
+is "".
+"""
 
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """Indices ``start:stop`` along ``axis`` of the source tensor called ``source``.
+    """The origin of some indices of a weight: the indices ``start:stop`` along ``axis`` of the source tensor
+    ``source``.
 
-    ``mixed`` is the number of indices of the weight into which they are combined; None if each is one index. With 0,
-    they are combined into the indices of the previous part, so that the sizes of a weight's parts always add up to its
-    own.
+    If ``mixed`` is None, each index of the source is one index of the weight. Otherwise these source indices are
+    combined into ``mixed`` indices of the weight. If several parts are combined into the same indices, only the first
+    counts them, and the others have a ``mixed`` of 0: so the sizes of all parts add up to the weight's size.
     """
 
     source: str
@@ -36,7 +39,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """The number of indices of the weight that the part stands for."""
+        """The number of indices of the weight that have this origin."""
         return self.stop - self.start if self.mixed is None else self.mixed
 
     def __str__(self) -> str:
@@ -44,7 +47,7 @@ class Part:
 
 
 def where_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
-    """Returns the module paths of several nodes, each once, in order."""
+    """Returns the module paths of all these nodes, in order and without repetitions."""
     paths: dict[str, None] = {}
     for node in nodes:
         paths.update(dict.fromkeys(node.meta.get(WHERE, ())))
@@ -63,8 +66,8 @@ def op_and_where(node: torch.fx.Node) -> str:
 
 
 def layer_path(path: str) -> str:
-    """Returns the path up to its first number, "model.layers.3" for "model.layers.3.mlp.down_proj"; "" if it
-    has none.
+    """Returns the path up to its first number, "model.layers.3" for "model.layers.3.mlp.down_proj"; "" if the path has
+    no number.
     """
     match = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", path)
     return match[0] if match else ""

@@ -1,4 +1,4 @@
-"""Weights quantized to integers or 8-bit floats, lazily: expressions for values, scales and perhaps offsets of one
+"""Weights quantized to integers or 8-bit floats, lazily: expressions for the values, scales and perhaps offsets of one
 base.
 
 A weight [.., N, K] in groups of G along K (0: all of K is one group) becomes
@@ -10,12 +10,13 @@ A weight [.., N, K] in groups of G along K (0: all of K is one group) becomes
     offsets  the same shape               only for 2 to 5 bits, if the format has them
 
 so that ``values * scales + offsets`` approximates it. In blocks of scales, scales and offsets are int8, as
-``ops.quantization.scales_in_blocks`` returns them. Values are rounded for the scale as stored, not the exact one. A
-``Prequantized`` weight of the same format, or of fewer bits that are to be stored in 4, keeps its integers; so do some
-of its rows.
+``ops.quantization.scales_in_blocks`` returns them. Values are rounded for the scale as stored, not the exact one.
 
-Computing the values also computes scales and offsets. These are kept until they are requested, so that a weight is read
-once if its scales and offsets are written right after its values.
+A ``Prequantized`` weight, or a slice of one, isn't rounded again if it has the requested format. The same holds for
+integers of 2 or 3 bits if the format has 4 bits.
+
+Computing the values also computes scales and offsets. These are kept until they are requested. So a weight is read once
+if its scales and offsets are written right after its values.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from .stacked_weights import Stack, pieces
 from .weights import Cast, Concat, Shape, Slice, WeightExpr
 
 _CHUNK_ELEMENTS = 1 << 18
-"""Elements quantized at a time: no second float copy of a large weight is made, and what is tried stays in caches."""
+"""The number of elements that are quantized at a time. So there is no second float copy of a large weight, and a search
+for scales stays in the CPU's caches.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class QuantizationCounts:
         values: the number of values in the weight.
         saturated: the number of 8-bit values that would exceed 127 (or 448) with the rounded scale, and were clamped.
             4-bit values are clamped on purpose where that has the least error, and aren't counted.
-        vanished: the number of groups of unequal values that are so close that their float16 scale is 0.
+        vanished: the number of groups whose float16 scale is 0, although their values differ.
         kept: the number of values that are the source's integers.
     """
 
@@ -63,15 +66,19 @@ class QuantizationCounts:
         return QuantizationCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def of_part(self, values: int) -> QuantizationCounts:
-        """Returns the counts for ``values`` of the values: ``kept`` is all of them or 0, as it isn't known which were
-        kept.
+        """Returns the counts for a part of the weight with ``values`` values.
+
+        Its ``kept`` is ``values`` if the whole weight was kept, otherwise 0, as it isn't known which values were. The
+        other counts stay.
         """
         return QuantizationCounts(values, self.saturated, self.vanished, values if self.kept == self.values else 0)
 
 
 @dataclass
 class _Shared:
-    """Results that the expressions of one weight share, also with the report."""
+    """The results that the expressions for values, scales and offsets of one weight share: computed codes, and
+    counts.
+    """
 
     codes: dict[str, torch.Tensor] = field(default_factory=dict)
     counts: QuantizationCounts | None = None
@@ -79,7 +86,12 @@ class _Shared:
 
 @dataclass(frozen=True)
 class Quantized(WeightExpr):
-    """The common base class of values, scales and offsets: the base weight, the format, and the shared results."""
+    """The base class of the expressions for values, scales and offsets of a quantized weight.
+
+    Attributes:
+        base: the weight to quantize.
+        format: the format.
+    """
 
     base: WeightExpr
     format: CodeFormat
@@ -87,14 +99,14 @@ class Quantized(WeightExpr):
 
     @property
     def counts(self) -> QuantizationCounts | None:
-        """The effects of quantizing the base; None until it has been evaluated."""
+        """The effects of quantizing the base; None until the values have been computed."""
         return self._shared.counts
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
         return self.base.parts(axis)
 
     def codes(self) -> Codes:
-        """Computes values, scales and offsets."""
+        """Computes and returns values, scales and offsets."""
         members = pieces(self.base)  # experts that are stored one by one are read so
         if len(members) == 1:
             codes, self._shared.counts = _codes(self.base, self.format)
@@ -138,14 +150,14 @@ class QuantizedValues(Quantized):
 
 @dataclass(frozen=True)
 class QuantizedFloats(QuantizedValues):
-    """The dequantized floats of a quantized weight, for a format that no kernel reads."""
+    """A quantized weight's dequantized floats, for a format that no kernel reads."""
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.float32
 
     def evaluate(self) -> torch.Tensor:
-        """Dequantizes ``codes``; raises as ``QuantizedValues.evaluate`` does."""
+        """Returns the dequantized floats of ``codes()``. Raises the errors of ``QuantizedValues.evaluate``."""
         return decode(self.codes(), self.format)
 
     def describe(self) -> str:
@@ -168,7 +180,10 @@ class QuantizedScales(_Factors):
     """The scales of a quantized weight."""
 
     def evaluate(self) -> torch.Tensor:
-        """Returns the scales that ``QuantizedValues.evaluate`` has left, or computes them with its errors."""
+        """Returns the scales. If the values were computed before, they are those that were kept then.
+
+        Raises the errors of ``QuantizedValues.evaluate``.
+        """
         scales = self._shared.codes.pop("scales", None)
         return self.codes().scales if scales is None else scales
 
@@ -181,7 +196,10 @@ class QuantizedOffsets(_Factors):
     """The offsets of a quantized weight."""
 
     def evaluate(self) -> torch.Tensor:
-        """Returns the offsets, as ``QuantizedScales.evaluate`` returns the scales."""
+        """Returns the offsets. If the values were computed before, they are those that were kept then.
+
+        Raises the errors of ``QuantizedValues.evaluate``.
+        """
         offsets = self._shared.codes.pop("offsets", None)
         if offsets is None:
             offsets = self.codes().offsets
@@ -195,9 +213,9 @@ class QuantizedOffsets(_Factors):
 def quantized(
     base: WeightExpr, code_format: CodeFormat
 ) -> tuple[QuantizedValues, QuantizedScales, QuantizedOffsets | None]:
-    """Returns expressions for values, scales and, if the format has them, offsets of a weight of floats.
+    """Returns expressions for the values, the scales and, if the format has them, the offsets of a float weight.
 
-    Raises PassError for a weight that isn't floats or has no dimension to group, or if the groups don't fit.
+    Raises PassError if the weight isn't floats, has no dimension to group, or has a K that the groups don't fit.
     """
     size = code_format.group_size
     if len(base.shape) < 2 or size < 0 or not base.dtype.is_floating_point:
@@ -213,7 +231,9 @@ def quantized(
 
 
 def quantized_floats(base: WeightExpr, code_format: CodeFormat) -> QuantizedFloats:
-    """Returns the floats that the result of ``quantized`` stands for. Raises the errors of ``quantized``."""
+    """Returns the dequantized floats of a weight that is quantized to ``code_format``. Raises the errors of
+    ``quantized``.
+    """
     values, _, _ = quantized(base, code_format)
     return QuantizedFloats(base, code_format, values._shared)
 
@@ -224,7 +244,7 @@ def _factors_shape(shape: Shape, code_format: CodeFormat) -> Shape:
 
 
 def _empty(shape: Shape, code_format: CodeFormat) -> Codes:
-    """Allocates the codes of a weight of that shape."""
+    """Allocates the codes of a weight of shape ``shape``."""
     factors = _factors_shape(shape, code_format)
     kind = torch.int8 if code_format.scale_block else torch.half
     offsets = torch.empty(factors, dtype=kind) if code_format.offsets else None
@@ -234,15 +254,16 @@ def _empty(shape: Shape, code_format: CodeFormat) -> Codes:
 
 
 def round_rows(rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
-    """Rounds rows [N, K] float32 to a format; the result depends only on the rows."""
+    """Rounds rows [N, K] float32 to a format. The result of a row doesn't depend on other rows."""
     result = ROUNDINGS[code_format.storage].round(rows, code_format.group_size, code_format.offsets)
     return _in_blocks(result, rows, code_format) if code_format.scale_block else result
 
 
 def _in_blocks(found: RoundedRows, rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
-    """Converts the scales and offsets of rounded rows [N, K] from a float16 per group to blocks.
+    """Converts the scales and offsets of rounded rows from a float16 per group to blocks of groups.
 
-    The bytes are the nearest to the original scales, and values are rounded again for the new ones.
+    ``found`` is the result of rounding ``rows`` [N, K]. The new scales and offsets are the nearest to the old ones, and
+    values are rounded again for them.
     """
     block = code_format.scale_block
     groups = groups_of(rows.shape[1], code_format.group_size)
@@ -256,7 +277,7 @@ def _in_blocks(found: RoundedRows, rows: torch.Tensor, code_format: CodeFormat) 
 
 
 def _finite(factors: Iterable[torch.Tensor], size: int, code_format: CodeFormat) -> bool:
-    """Returns True if scales and offsets of rows of that size are finite."""
+    """Returns True if these scales and offsets of rows with K = ``size`` are finite."""
     groups = groups_of(size, code_format.group_size)
     return all(bool(torch.isfinite(scales_as_floats(t, groups)).all()) for t in factors)
 
@@ -266,7 +287,9 @@ def _tensors(codes: Codes) -> list[torch.Tensor]:
 
 
 def formats_of_rows(expr: WeightExpr) -> frozenset[CodeFormat | None]:
-    """Returns the integer formats that the weight's rows have already, with None for rows that aren't integers."""
+    """Returns the formats of a weight's rows that are integers already; None is among them if some rows aren't
+    integers.
+    """
     last = len(expr.shape) - 1
     match expr:
         case Prequantized():
@@ -282,7 +305,9 @@ def formats_of_rows(expr: WeightExpr) -> frozenset[CodeFormat | None]:
 
 
 def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, QuantizationCounts]:
-    """Returns the codes of a weight: known integers unchanged, other values rounded."""
+    """Returns the codes of a weight, and counts: known integers of the format are unchanged, other values are
+    rounded.
+    """
     if not any(kind is not None and code_format in (kind, kind.in_4_bits) for kind in formats_of_rows(expr)):
         return _rounded(expr, code_format)
     match expr:

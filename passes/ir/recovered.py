@@ -1,4 +1,4 @@
-"""Weights that training has changed: tensors of a recovery that replace expressions over the source's tensors."""
+"""Weights that training has changed: tensors of a recovery, in place of expressions over the source's tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .weights import COMPUTED, Cast, InPlaceOf, WeightExpr, WeightStore
 
 @dataclass(frozen=True)
 class Recovered(InPlaceOf):
-    """A float32 tensor that replaces ``base``, with the provenance of its rows.
+    """A float32 tensor in place of ``base``, with the provenance of its rows.
 
     Attributes:
         name: the name of the weight in the program that was trained.
@@ -39,7 +39,7 @@ class Recovered(InPlaceOf):
 
 
 class RecoveredWeights(ABC):
-    """A source of tensors that replace a program's weights: during training, or from a finished recovery."""
+    """A source of trained tensors for a program's weights: the training that is running, or a finished recovery."""
 
     @abstractmethod
     def replacing(self, weights: Mapping[str, WeightExpr]) -> dict[str, Recovered]:
@@ -50,7 +50,10 @@ class RecoveredWeights(ABC):
 
 
 def before_training(weights: WeightStore) -> WeightStore:
-    """Returns the weights with the source's numbers, for a pass that must make the same choices as before training."""
+    """Returns the weights with the source's numbers in place of trained ones.
+
+    A pass uses them to make the same choices as before training.
+    """
     store = weights.copy()
     for name in store:
         store.change(name, _untrained(store[name]))
@@ -74,8 +77,8 @@ def trainable_weights(weights: WeightStore) -> dict[str, tuple[str, ...]]:
     """Returns the weights that training changes: the first name of each -> all names of equal expressions (tied
     weights).
 
-    These are all floats of the checkpoint: matrices, tables, norms and biases. Computed values (rotary frequencies) and
-    integers aren't trained.
+    These are all float tensors of the checkpoint: matrices, tables, norms and biases. Computed values, such as rotary
+    frequencies, and integers aren't trained.
     """
     names: dict[WeightExpr, list[str]] = {}
     for name in weights:

@@ -1,4 +1,4 @@
-"""A weight whose rows or columns are multiplied by factors that a pass has computed, or by a rotation."""
+"""Weights whose rows or columns are multiplied by factors that a pass has computed, or by a rotation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Factors:
 
     Attributes:
         label: a name of the factors, for ``describe``.
-        values: the factors, for example [1, K] for the columns of a weight [N, K], [N, 1] for its rows.
+        values: the factors, for example [1, K] for the columns of a weight [N, K], or [N, 1] for its rows.
+        digest: the digest of their bits.
     """
 
     label: str
@@ -33,7 +34,9 @@ class Factors:
 
 @dataclass(frozen=True)
 class Scaled(InPlaceOf):
-    """``base * factors``, or ``base / factors``; the base may have any float type, the result is float32."""
+    """``base * factors``, or ``base / factors`` with ``divide``. The base may have any float type; the result is
+    float32.
+    """
 
     factors: Factors
     divide: bool = False
@@ -54,8 +57,9 @@ class Scaled(InPlaceOf):
         return f"{self.base.describe()} {'/' if self.divide else '*'} {self.factors.label}"
 
     def member(self, index: int, base: WeightExpr) -> Scaled:
-        """Returns this expression for index ``index`` of the first axis, which keeps size 1; ``base`` is the base of
-        that index.
+        """Returns this expression for one index of the first axis, such as an expert. The axis stays, with size 1.
+
+        ``base`` is the expression of the base for that index.
         """
         values = self.factors.values
         one = values if values.shape[0] == 1 else values[index : index + 1]
@@ -64,9 +68,9 @@ class Scaled(InPlaceOf):
 
 @dataclass(frozen=True)
 class Rotated(InPlaceOf):
-    """``base`` with indices ``start:stop`` of axis -1 or -2 multiplied by a Hadamard matrix, in blocks of ``size``.
+    """``base`` with a Hadamard rotation of indices ``start:stop`` of an axis, -1 or -2, in blocks of ``size`` indices.
 
-    The matrix is its own inverse. The base may have any float type, the result is float32.
+    The matrix is its own inverse. The base may have any float type; the result is float32.
     """
 
     axis: int
@@ -91,7 +95,9 @@ class Rotated(InPlaceOf):
 
 
 def rotated(value: torch.Tensor, how: Rotated) -> torch.Tensor:
-    """Returns a copy of ``value`` with a Hadamard rotation of the axis, range and block size that ``how`` gives."""
+    """Returns a copy of ``value`` with a Hadamard rotation. ``how`` has the axis, the range of indices and the block
+    size.
+    """
     value = value.transpose(how.axis, -1)
     turned = value[..., how.start : how.stop].unflatten(-1, (-1, how.size)).double() @ hadamard(how.size)
     parts = (value[..., : how.start], turned.float().flatten(-2), value[..., how.stop :])

@@ -1,4 +1,6 @@
-"""Reads from a program's weights how channels of its values were scaled or rotated by passes such as AWQ."""
+"""Finds by which factors passes such as AWQ have scaled the channels of a program's values, and which values are
+rotated.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ Expr = TypeVar("Expr", bound=WeightExpr)
 
 @dataclass(frozen=True)
 class Scaling:
-    """The scales and rotations of a program's values.
+    """The scales and rotations of a program's values, compared with the source model's.
 
     Attributes:
         scales: the factors [N] of each scaled value [T, N].
-        unknown: scaled values whose factors are unknown.
-        rotations: the block size of each value that was rotated before it was scaled.
+        unknown: changed values whose factors are unknown, such as rotated ones.
+        rotations: the block size of each value that was rotated (before it was scaled).
     """
 
     scales: dict[ValueName, FloatArray] = field(default_factory=dict)
@@ -35,16 +37,17 @@ class Scaling:
     rotations: dict[ValueName, int] = field(default_factory=dict)
 
     def multiply(self, name: ValueName, factors: FloatArray) -> None:
-        """Multiplies the factors of a value by ``factors`` [N]; factors of 1 leave the value out of ``scales``."""
+        """Multiplies the recorded factors of a value by ``factors`` [N]. Factors that are all 1 are ignored."""
         if (factors != 1).any():
             before = self.scales.get(name)
             self.scales[name] = (factors if before is None else before * factors).astype(np.float32)
 
 
 def scaling_of(program: Program, calls: Sequence[Call]) -> Scaling:
-    """Reads the scaling of each value from a program's weights; ``calls`` are the program's.
+    """Returns the scales and rotations of a program's values, read from the expressions of its weights.
 
-    ``Scaled`` columns of a product undo the scale of its input. ``Scaled`` rows, or a norm's weight, scale the output.
+    ``calls`` are the program's calls. ``Scaled`` columns of a product's weight undo the scale of its input. ``Scaled``
+    rows of it, or a scaled norm's weight, scale the output.
     """
     scaling = Scaling()
     for call in calls:
@@ -82,7 +85,7 @@ def _add_scales(scaling: Scaling, call: Call, expr: WeightExpr | None) -> None:
 
 
 def _factors(expr: WeightExpr | None) -> Iterator[FloatArray]:
-    """Yields the factors of every ``Scaled`` in a weight, with the weight's rank."""
+    """Yields the factors of every ``Scaled`` among an expression and its bases, as arrays of the weight's rank."""
     for scaled in _within(Scaled, expr):
         factors: FloatArray = scaled.factors.values.numpy()
         yield np.reciprocal(factors) if scaled.divide else factors

@@ -1,4 +1,4 @@
-"""Weight expressions of three dimensions and more: stacked tensors, such as experts, with axes exchanged."""
+"""Weight expressions with three or more dimensions, such as the stacked weights of experts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Stack(WeightExpr):
         return out
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Returns the origins along the new axis: all of each base, by its first axis."""
+        """Returns the origins of the indices along ``axis``. Along the new axis, they are those of all rows of each
+        base.
+        """
         inner = 0 if axis == self.dim else axis - (axis > self.dim)
         return tuple(part for base in self.bases for part in base.parts(inner))
 
@@ -53,7 +55,7 @@ class Stack(WeightExpr):
 
 @dataclass(frozen=True)
 class SwapAxes(WeightExpr):
-    """The base with two axes exchanged; for a matrix, use ``Transpose``."""
+    """The base with the axes ``first`` and ``second`` exchanged; for a matrix, use ``Transpose``."""
 
     base: WeightExpr
     first: int
@@ -65,7 +67,7 @@ class SwapAxes(WeightExpr):
             raise PassError(f"axes {self.first} and {self.second} of a weight of shape {self.base.shape}")
 
     def axis_of_base(self, axis: int) -> int:
-        """Returns the base's axis that becomes ``axis``."""
+        """Returns the axis of the base that is ``axis`` after the exchange."""
         return {self.first: self.second, self.second: self.first}.get(axis, axis)
 
     @property
@@ -88,7 +90,7 @@ class SwapAxes(WeightExpr):
 
 @dataclass(frozen=True)
 class Unflatten(WeightExpr):
-    """The base [N * D, K] as [N, D, K]: the rows of N heads apart."""
+    """The base [N * D, K] as [N, D, K]: the rows of ``count`` = N heads on an axis of their own."""
 
     base: WeightExpr
     count: int
@@ -110,7 +112,7 @@ class Unflatten(WeightExpr):
         return self.base.evaluate().reshape(self.shape)
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Returns the origins along the first two axes, which are those of the base's rows, or along the last one."""
+        """Returns the origins of the indices along ``axis``. The first two axes have those of all the base's rows."""
         return self.base.parts(1 if axis == 2 else 0)
 
     def describe(self) -> str:
@@ -118,14 +120,15 @@ class Unflatten(WeightExpr):
 
 
 def is_of_heads(expr: WeightExpr) -> bool:
-    """Returns True if a weight [N, M, K] is the rows of N heads of one matrix, perhaps with M and K exchanged."""
+    """Returns True if a weight [N, M, K] is a matrix whose rows are divided into N heads; M and K may be exchanged."""
     return isinstance(expr.base if isinstance(expr, SwapAxes) else expr, Unflatten)
 
 
 def pieces(expr: WeightExpr) -> tuple[WeightExpr, ...]:
-    """Returns expressions whose concatenation along the first axis is ``expr``, to be evaluated one after the other.
+    """Returns expressions whose concatenation along the first axis is ``expr``, so that they can be evaluated one by
+    one.
 
-    They are the members of a stack, such as experts, so that memory needn't hold all of them; otherwise ``expr`` alone.
+    They are the members of a stack, such as experts; memory then needn't hold all of them. Another weight is one piece.
     """
     if len(expr.shape) < 3 or not _is_stacked(expr):
         return (expr,)
@@ -149,7 +152,7 @@ def _is_stacked(expr: WeightExpr) -> bool:
 
 
 def _member(expr: WeightExpr, index: int) -> WeightExpr:
-    """Returns the expression of one index of the first axis, which keeps size 1."""
+    """Returns the expression of one index of the first axis. The axis stays, with size 1."""
     match expr:
         case Stack():
             return Stack((expr.bases[index],))

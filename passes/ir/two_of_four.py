@@ -1,7 +1,7 @@
 """Weights of which at most two of every four neighbours along K aren't zero.
 
-``TwoOfFour`` keeps the two with the largest scores when it is evaluated; ``Sparsified`` has values that a pass has
-chosen. ``is_two_of_four`` tells targets that store such weights compressed if an expression has this form; rounding,
+``TwoOfFour`` keeps the two with the largest scores when it is evaluated. ``Sparsified`` has values that a pass has
+chosen. ``is_two_of_four`` returns True for expressions of this form, which some targets store compressed. Rounding,
 scaling and clipping a weight keep its zeros.
 """
 
@@ -23,13 +23,15 @@ from .scaled import Factors, Scaled
 from .weights import Cast, Concat, InPlaceOf, Slice, WeightExpr
 
 QUAD = 4
-"""Neighbours along K of which KEPT are kept."""
+"""The number of neighbours along K of which ``KEPT`` are kept."""
 
 KEPT = 2
 
 
 def best_two(scores: torch.Tensor) -> torch.Tensor:
-    """Returns True [.., K] for the two largest of every four scores; in a tie for the first ones."""
+    """Returns a mask [.., K] that is True for the two largest of every four scores. Among equal scores the first
+    win.
+    """
     quads = scores.unflatten(-1, (-1, QUAD))
     order = torch.sort(quads, dim=-1, descending=True, stable=True).indices[..., :KEPT]
     mask = torch.zeros(quads.shape, dtype=torch.bool).scatter_(-1, order, True)
@@ -37,7 +39,7 @@ def best_two(scores: torch.Tensor) -> torch.Tensor:
 
 
 def scores_of(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """Returns |W| times the importance [K] of its columns, or |W| if that is None. Zeros score below all other values.
+    """Returns |W| times the importance [K] of its columns, or |W| if that is None. Zeros get the lowest scores of all.
 
     Sun et al. 2023, https://arxiv.org/abs/2306.11695: the importance of a column is the norm of its inputs.
     """
@@ -50,9 +52,11 @@ def scores_of(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Te
 
 @dataclass(frozen=True)
 class TwoOfFour(InPlaceOf):
-    """``base`` [N, K] with the two best of every four unchanged, bit for bit, and zeros for the others.
+    """``base`` [N, K] with the two best of every four neighbours unchanged, bit for bit, and zeros in place of the
+    others.
 
-    ``importance`` [1, K] is multiplied with |W|; None uses |W| alone. A weight that already has the form is unchanged.
+    The best have the largest |W| times ``importance`` [1, K]; if that is None, the largest |W|. A weight that already
+    has the form is unchanged.
     """
 
     importance: Factors | None = None
@@ -77,16 +81,20 @@ class TwoOfFour(InPlaceOf):
 
 @dataclass(frozen=True)
 class Sparsified(InPlaceOf):
-    """Float32 values that replace ``base`` [N, K], two of every four not zero. Two are equal if their bits are."""
+    """Float32 values in place of ``base`` [N, K], of which at most two of every four neighbours along K aren't zero.
+
+    Two are equal if their bits are. ``read`` returns the values, ``digest`` is the digest of their bits.
+    """
 
     digest: str
     read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
 
     @staticmethod
     def from_values(base: WeightExpr, values: torch.Tensor, file: Path | None = None) -> Sparsified:
-        """Stores the values in ``file``, which is read each time that they are needed, or in memory if it is None.
+        """Returns an expression of ``values`` in place of ``base``, stored in ``file``; in memory if it is None.
 
-        Raises CapacityError naming the file if it can't be written.
+        The file is read each time that the values are needed. Raises CapacityError naming the file if it can't be
+        written.
         """
         digest, read = keep([values.float()], file)
         return Sparsified(base, digest, lambda: read()[0])

@@ -1,4 +1,4 @@
-"""The names of a model's values: a module's path, and one of the module's values."""
+"""Names of the values in a model: a module's path, and which of its values it is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Literal
 from .provenance import layer_path
 
 What = Literal["input", "output", "query", "key", "value", "context", "logits"]
-"""A value of a module. ``input`` and ``output`` are values of a module without modules in it: a linear, a norm, an
-activation, an embedding. ``query``, ``key`` and ``value`` are the inputs of attention, after any rotation; ``context``
-is its output.
+"""Which value of a module a name means.
+
+``input`` and ``output`` are for modules without submodules: a linear, a norm, an activation, an embedding. ``query``,
+``key`` and ``value`` are the inputs of attention, after any rotation; ``context`` is its output.
 """
 
 _PLAIN: Mapping[What, str] = {

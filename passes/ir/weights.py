@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 Read = Callable[[], torch.Tensor]
 
 COMPUTED = "computed:"
-"""The prefix of the names of sources that no checkpoint has: the model, or a pass, computes them."""
+"""The prefix of the names of sources that aren't in the checkpoint: the model, or a pass, computes them."""
 
 
 class WeightExpr(ABC):
@@ -40,17 +40,18 @@ class WeightExpr(ABC):
 
     @abstractmethod
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Returns the origins of the indices along ``axis``, in order."""
+        """Returns the origins in source tensors of the indices along ``axis``, in order."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Returns stable text for ``print_program``."""
+        """Returns the expression as stable text, for ``print_program``."""
 
 
 @dataclass(frozen=True)
 class InPlaceOf(WeightExpr):
-    """Values that replace those of ``base``, float32 unless a subclass says otherwise; rows have the provenance of the
-    base's.
+    """An expression whose values replace those of ``base``. It is float32 unless a subclass overrides that.
+
+    Its rows have the provenance of the base's rows.
     """
 
     base: WeightExpr
@@ -69,10 +70,14 @@ class InPlaceOf(WeightExpr):
 
 @dataclass(frozen=True)
 class Source(WeightExpr):
-    """A tensor of the checkpoint. ``read`` returns it in ``dtype``, each time it is needed.
+    """A tensor of the checkpoint. ``read`` returns it each time that it is needed.
 
-    ``origin`` is its file or model; such a tensor must be finite. It is None for values that capture computed.
-    ``stored`` describes how the file packs it, if not as a plain tensor.
+    Attributes:
+        name: the tensor's name.
+        source_shape, source_dtype: its shape and type.
+        read: reads the tensor.
+        origin: its file or model. Its numbers must be finite. "" for values that capture computed.
+        stored: the way in which the file packs the tensor; "" for a plain tensor.
     """
 
     name: str
@@ -102,7 +107,7 @@ class Source(WeightExpr):
         return value
 
     def _check_finite(self, value: torch.Tensor) -> None:
-        """Raises SourceError naming the tensor if it contains NaN or infinity."""
+        """Raises SourceError naming the tensor if ``value`` contains NaN or infinity."""
         if not value.is_floating_point() or not value.numel():
             return
         wide = value if value.element_size() > 1 else value.float()  # no reductions of 8-bit floats
@@ -143,7 +148,7 @@ def _sources_in(value: object) -> Iterator[Source]:
 
 @dataclass(frozen=True)
 class Cast(InPlaceOf):
-    """The base in another dtype."""
+    """The base converted to the dtype ``to``."""
 
     to: torch.dtype
 
@@ -270,8 +275,8 @@ class Transpose(WeightExpr):
 class Apply(WeightExpr):
     """An ATen op on weights and numbers, from constant folding, such as a norm's ``1 + weight``.
 
-    ``shape_after`` and ``dtype_after`` are those of the result. Provenance along an axis: the parts of every argument
-    with the result's size there, and all of the other arguments.
+    ``shape_after`` and ``dtype_after`` are those of the result. The origins along an axis are those of each argument
+    along the same axis, if its size there is the result's. Of other arguments they are all rows.
     """
 
     op: torch._ops.OpOverload
@@ -329,7 +334,7 @@ class Apply(WeightExpr):
 
 @dataclass(frozen=True)
 class Zeros(WeightExpr):
-    """A bias of zeros for a linear without one: a zero for each row of the weight ``beside``.
+    """A bias of zeros for a linear without a bias: one zero for each row of the weight ``beside``.
 
     Each zero has the provenance of its row.
     """
@@ -361,7 +366,7 @@ class WeightStore:
         self._by_name: dict[str, WeightExpr] = {}
 
     def add(self, name: str, expr: WeightExpr) -> str:
-        """Adds ``expr`` and returns its name: ``name``, or ``name.2``, ... if that is taken."""
+        """Adds ``expr`` and returns its name, which is ``name``, or ``name.2`` and so on if that exists."""
         unique, n = name, 1
         while unique in self._by_name:
             if self._by_name[unique] == expr:
@@ -372,7 +377,7 @@ class WeightStore:
         return unique
 
     def change(self, name: str, expr: WeightExpr) -> None:
-        """Replaces the expression of an existing name."""
+        """Replaces the expression of an existing weight."""
         if name not in self._by_name:
             raise PassError(f"there is no weight {name} to change")
         self._by_name[name] = expr

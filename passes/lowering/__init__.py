@@ -1,1 +1,3 @@
-"""Lowering makes of a Program the lowered program that targets start from."""
+"""Lowers a Program to a lowered program: a list of steps over strided operands, which several targets run or
+compile.
+"""

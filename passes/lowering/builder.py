@@ -1,4 +1,4 @@
-"""Collects the steps, buffers and weights of a lowered program."""
+"""Builds a lowered program: collects its steps, buffers and weights."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ DTYPES: Mapping[torch.dtype, Dtype] = {
     torch.bool: "f32",  # a condition of `where`: true if not 0
 }
 MAX_RANK = 4
-"""The largest rank of the operands of elementwise, copy and reduce."""
+"""The largest rank of operands that the kernels of elementwise, copy and reduce steps read."""
 
 NARROW: frozenset[Dtype] = frozenset({"bf16", "f16", "i8", "i4", "u4"})
-"""Types that few kernels read."""
+"""Element types that few kernels read."""
 TAKES_NARROW = frozenset(
     {
         *("cast_bf16", "embedding", "linear", "grouped_linear"),
@@ -37,14 +37,14 @@ TAKES_NARROW = frozenset(
         *("rms_norm_quantize", "layer_norm_quantize", "add_rms_norm_quantize", "add_layer_norm_quantize"),
     }
 )
-"""Steps that read these types."""
+"""Steps whose kernels read or write these types."""
 _ROW_MULTIPLE: Mapping[Dtype, int] = {"bf16": 2, "i8": 4}
-"""Types whose rows begin at multiples of 32 bits, as kernels read them, -> the elements in 32 bits."""
+"""Types whose rows begin at multiples of 32 bits, as kernels need it -> the number of elements in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The storage of a weight that a linear reads: a layout, and a type of elements."""
+    """The layout and the element type in which a weight that products read is stored."""
 
     layout: Layout
     dtype: Dtype
@@ -56,8 +56,8 @@ class Form:
 
     Attributes:
         target: the target's name, for messages.
-        panels: True if products read weights in panels, as the cpu target's kernels do; False for rows.
-        floats: the type of activations, and of weights that have no other format.
+        panels: True if products read weights in panels, as the cpu target's kernels do; False for row-major weights.
+        floats: the type of activations, and of weights without another format.
     """
 
     target: str = "the cpu target"
@@ -70,14 +70,14 @@ CPU_FORM = Form()
 
 @dataclass(frozen=True)
 class WeightRef:
-    """A weight whose layout depends on its readers."""
+    """A weight as an argument of a call. Its layout isn't decided yet, as it depends on its readers."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class StoredRef:
-    """The arguments of an ``ew.dequantize``: stored values, scales, and offsets if there are any.
+    """The result of an ``ew.dequantize``, as the stored values, scales and perhaps offsets.
 
     A linear reads these stored tensors itself, so the floats are never computed.
     """
@@ -90,7 +90,9 @@ class StoredRef:
 
 @dataclass(frozen=True)
 class CacheRef:
-    """One half of a layer's KV cache. ``name`` is GROUP/LAYER."""
+    """One part of a layer's cache as an argument of a call: ``half`` is "k" or "v", or "state". ``name`` is
+    GROUP/LAYER.
+    """
 
     name: str
     half: str  # "k" or "v"
@@ -100,11 +102,11 @@ Value = View | WeightRef | StoredRef | CacheRef | float | int | tuple["Value", .
 
 
 class Builder:
-    """A lowered program under construction, to which the handlers of ops append.
+    """A lowered program under construction, to which the handlers of ops add steps.
 
     Args:
         program: the program that is lowered.
-        packed: the storage of each weight that a linear reads; other weights are in rows.
+        packed: the storage of each weight that a product reads, by its name; other weights are row-major.
         form: the storage that the target uses.
     """
 
@@ -124,15 +126,15 @@ class Builder:
     # ---- facts
 
     def shape(self, node: Node, result: int | None = None) -> tuple[Affine, ...]:
-        """Returns the shape of a node; of result number ``result`` if it has several."""
+        """Returns the shape of a node's value. ``result`` is the index of the result if the node has several."""
         value = node.meta["val"] if result is None else node.meta["val"][result]
         return tuple(self.program.affine(s) for s in value.shape)
 
     def dtype(self, value: torch.Tensor) -> Dtype:
-        """Returns the type of a value. Raises UnsupportedModelError for a type without kernels.
+        """Returns the element type of a value. Raises UnsupportedModelError for a type without kernels.
 
-        If weights are in rows, all floats are f32 here, and ``narrow_floats`` chooses those that are stored in fewer
-        bits.
+        For targets with row-major weights, bf16 is f32 here; ``narrow_floats`` chooses later the values that are stored
+        in 16 bits.
         """
         if not self.form.panels and value.dtype == torch.bfloat16:
             return "f32"
@@ -141,7 +143,7 @@ class Builder:
         return DTYPES[value.dtype]
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
-        """Returns the error about the node that is lowered: "aten.foo at model.layers.0.mlp: <reason>"."""
+        """Returns an error about the node that is being lowered: "aten.foo at model.layers.0.mlp: <reason>"."""
         assert self.node is not None
         return UnsupportedModelError(
             f"{op_and_where(self.node)}: {reason}",
@@ -151,7 +153,9 @@ class Builder:
     # ---- operands
 
     def buffer(self, shape: Sequence[Affine], dtype: Dtype = "f32") -> View:
-        """Returns a new buffer. It is dense, except that rows of bf16 and i8 are padded to 32 bits."""
+        """Adds a buffer and returns it as a view. It is dense, except that rows of bf16 and i8 are padded to multiples
+        of 32 bits.
+        """
         name = f"b{len(self.buffers)}"
         shape = tuple(shape)
         multiple = _ROW_MULTIPLE.get(dtype, 1)
@@ -162,17 +166,22 @@ class Builder:
         return View("buffer", name, dtype, shape, contiguous_strides(padded))
 
     def result(self, node: Node) -> View:
-        """Returns the view for a node's only result: the part of a buffer that was assigned to it, or a new buffer."""
+        """Returns the view to which a node's only result is written: a part of another op's buffer if that was
+        assigned, or a new buffer.
+        """
         if node in self.destinations:
             return self.destinations[node]
         return self.buffer(self.shape(node), self.dtype(node.meta["val"]))
 
     def results(self, node: Node) -> list[View]:
-        """Returns new buffers for the results of a node."""
+        """Returns new buffers for a node's several results."""
         return [self.buffer(self.shape(node, i), self.dtype(value)) for i, value in enumerate(node.meta["val"])]
 
     def weight(self, name: str, *, rows: bool) -> View:
-        """Returns a weight in layout rows, or in its stored form (packed if a linear uses it)."""
+        """Returns a view of a weight, row-major if ``rows`` is True, otherwise as products read it.
+
+        A weight that is needed in both forms is stored twice, the second time as NAME.rows.
+        """
         expr = self.program.weights[name]
         packing = self.packed.get(name)
         used = name
@@ -188,8 +197,10 @@ class Builder:
         return View("weight", used, dtype, shape, contiguous_strides(shape))
 
     def product_weight(self, value: object, group: str) -> tuple[list[View], dict[str, int]]:
-        """Returns the views of a weight and its scales, as kernels read them, and the group size as an attribute named
-        ``group``.
+        """Returns views of a product's weight, its scales and offsets, and attributes of the step.
+
+        ``group`` is the name of the attribute for the group size. Raises UnsupportedModelError if the weight is
+        computed.
         """
         if isinstance(value, WeightRef):
             return [self.weight(value.name, rows=False)], {}
@@ -200,7 +211,10 @@ class Builder:
         raise self.unsupported(f"its weight is computed from the inputs, and {self.form.target} packs weights ahead")
 
     def view(self, value: Value | None) -> View:
-        """Returns a tensor as a strided view; a weight in layout rows."""
+        """Returns a tensor as a strided view, a weight as row-major.
+
+        Raises UnsupportedModelError for other arguments, such as a cache or None.
+        """
         if isinstance(value, WeightRef):
             return self.weight(value.name, rows=True)
         if not isinstance(value, View):
@@ -231,9 +245,9 @@ class Builder:
         )
 
     def copy(self, view: View, to: View | None = None) -> View:
-        """Copies a view into a dense buffer, or into ``to``, and returns the copy.
+        """Adds a copy of a view into a dense buffer, or into ``to``, and returns the destination.
 
-        The step has dimensions of symbolic size in front, as ranks cut views of tokens along their second dimension.
+        The step has the dimensions of symbolic size first: ranks cut views of tokens along their second dimension.
         """
         out = self.buffer(view.shape, view.dtype) if to is None else to
         order = sorted(range(out.rank), key=lambda d: out.shape[d].is_constant)
@@ -247,7 +261,11 @@ class Builder:
         out: View,
         attrs: Mapping[str, int | float | bool | str] | None = None,
     ) -> None:
-        """Adds a step whose operands are broadcast to the shape of ``out``; ranks above 4 are reduced."""
+        """Adds a step whose inputs are broadcast to the shape of ``out``. Dimensions are merged if there are more than
+        4.
+
+        Raises UnsupportedModelError if they can't be merged.
+        """
         views = [*(self._readable(expand(i, out.shape)) for i in inputs), out]
         if not out.rank:
             views = [replace(v, shape=(ONE,), strides=(ONE,)) for v in views]
@@ -259,8 +277,8 @@ class Builder:
         self.step(op, views[:-1], [views[-1]], attrs)
 
     def _readable(self, view: View) -> View:
-        """Returns a view that kernels can read: a part of a step input becomes the same part of a copy, since kernels
-        read step inputs whole.
+        """Returns a view that kernels can read. Kernels read step inputs only whole, so a part of one becomes that part
+        of a copy.
         """
         if view.kind != "input" or view == self.inputs.get(view.name):
             return view
@@ -271,7 +289,7 @@ class Builder:
         return replace(view, kind="buffer", name=self.input_copies[view.name].name)
 
     def cast(self, view: View) -> View:
-        """Adds a cast of i32 to f32."""
+        """Adds a cast to f32, and returns its result; a view of f32 is returned unchanged."""
         if view.dtype == "f32":
             return view
         out = self.buffer(view.shape)
@@ -288,12 +306,12 @@ class Builder:
         return reshaped
 
     def unit(self, view: View) -> View:
-        """Returns a view with unit inner stride, copied if necessary."""
+        """Returns a view whose last dimension has stride 1, copied if necessary."""
         view = self._readable(view)
         return view if view.has_unit_inner_stride else self.copy(view)
 
     def rows(self, view: View, rank: int = 3) -> View:
-        """Returns a view as [rows.., C] of rank 2 to ``rank`` with unit inner stride, copied if necessary."""
+        """Returns a view [rows.., C] with 2 to ``rank`` dimensions, the last with stride 1, copied if necessary."""
         view = self.unit(view)
         if 2 <= view.rank <= rank:
             return view

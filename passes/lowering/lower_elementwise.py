@@ -1,4 +1,4 @@
-"""Lowers elementwise ops and reductions that no ``ew`` op covers to the steps ``elementwise`` and ``reduce``."""
+"""Lowers elementwise ops and reductions of ATen to the steps ``elementwise`` and ``reduce``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _INTEGER = frozenset({"add", "sub", "mul", "maximum", "minimum"})
 
 
 def apply(b: Builder, fn: str, arguments: list[Value], out: View) -> View:
-    """Adds one elementwise step into ``out``; at most one of two arguments may be a number."""
+    """Adds an elementwise step of the function ``fn`` that writes to ``out``, and returns ``out``.
+
+    It has one or two arguments; at most one of two may be a number.
+    """
     attrs: dict[str, int | float | bool | str] = {"fn": fn}
     views = []
     for i, argument in enumerate(arguments):
@@ -48,7 +51,7 @@ def _number(b: Builder, value: float, out: View) -> int | float:
 
 
 def _plain(fn: str) -> Handler:
-    """Returns the handler of an op whose tensor and number arguments are those of the function ``fn``, in order."""
+    """Returns a handler that lowers an op to the function ``fn`` of the op's tensor and number arguments, in order."""
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         values = list(a.values())[: _ARITY.get(fn, 1)]
@@ -65,7 +68,7 @@ _FOLD: Mapping[str, Callable[[float, float], float]] = {"mul": operator.mul, "di
 
 
 def _scaled(fn: str) -> Handler:
-    """Returns the handler of add or sub, whose second argument is multiplied by ``alpha``."""
+    """Returns a handler that lowers add or sub (``fn``), whose second argument is multiplied by ``alpha``."""
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         first, second, alpha = list(a.values())[:3]
@@ -102,15 +105,15 @@ def _square(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _exp_less_one(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Lowers exp(x) - 1, with fewer correct digits than torch near 0. The absolute error is similar for results near
-    1.
+    """Lowers expm1 as exp(x) - 1. Results near 0 have fewer correct digits than torch's; the absolute error is like
+    that near 1.
     """
     out = b.result(node)
     return apply(b, "sub", [apply(b, "exp", [a["self"]], b.buffer(out.shape, out.dtype)), 1.0], out)
 
 
 def _log_of_one_more(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Lowers log(1 + x), with the precision of _exp_less_one."""
+    """Lowers log1p as log(1 + x), with the precision of ``_exp_less_one``."""
     out = b.result(node)
     return apply(b, "log", [apply(b, "add", [a["self"], 1.0], b.buffer(out.shape, out.dtype))], out)
 
@@ -145,7 +148,7 @@ def _softplus(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _scalar_tensor(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Lowers a tensor of one number to that number."""
+    """Lowers a tensor of one constant number to that number."""
     if b.shape(node):
         raise b.unsupported(f"{b.form.target} has no kernel that fills a tensor")
     number: Value = a["s"] if "s" in a else a["fill_value"]

@@ -1,4 +1,4 @@
-"""Lowers experts to steps: their places sorted, linears of groups of rows, and their results combined."""
+"""Lowers the ops of experts: sorting (token, expert) pairs, linears of groups of rows, and combining the results."""
 
 from __future__ import annotations
 

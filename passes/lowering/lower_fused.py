@@ -1,4 +1,4 @@
-"""Lowers fused ops: each becomes one step, with the operands of its parts."""
+"""Lowers fused ops to one step each, with the operands of both parts."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _WRITES_ITS_RESULT = (
     frozenset({*lower_elementwise.ELEMENTWISE, *lower_ew.HANDLERS, *lower_experts.HANDLERS, *lower_quantized.HANDLERS})
     - _NO_BUFFER
 )
-"""Ops that can write to a part of another op's buffer."""
+"""Ops whose result can be written to a part of another op's buffer."""
 
 _QUANTIZED = ("weight", "weight_scales", "weight_offsets")
 _FACTORS = frozenset({"weight_scales", "weight_offsets", "scales", "offsets"})
@@ -63,12 +63,13 @@ _PACKED: Mapping[Any, tuple[str, ...]] = {
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
     ew.dequantize.default: ("values", "scales", "offsets"),
 }
-"""Ops -> the arguments that kernels read in panels. ew.embedding reads a float table in the head's layout, or
-in rows.
+"""Ops -> the arguments that kernels read in panels.
+
+A float table of ``ew.embedding`` isn't among them: it has the layout that the head reads, or is row-major.
 """
 
 _SPARSE = frozenset({ew.linear.default, ew.quantized_linear.default})
-"""Ops with kernels for weights with two of every four values."""
+"""Ops with kernels for weights of sparsity 2:4."""
 
 _PACKINGS: Mapping[torch.dtype, Packing] = {
     **{TORCH_DTYPES[of.dtype]: Packing(of.layout, of.dtype) for of in reversed(tuple(FORMATS.values())) if of.layout},
@@ -78,7 +79,7 @@ _PACKINGS: Mapping[torch.dtype, Packing] = {
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowered program, and the expression of each of its weights by the name in the lowered program."""
+    """A lowered program, and the expressions of its weights by their names in it."""
 
     program: LoweredProgram
     weights: Mapping[str, WeightExpr]
@@ -88,7 +89,7 @@ def lower_program(program: Program, form: Form = CPU_FORM) -> Lowering:
     """Lowers a program whose attention is paged.
 
     View-like ops become strides and offsets of operands. A weight that linears read is packed in panels, also if it is
-    an embedding table. If another op needs its rows too, it is listed once more as NAME.rows.
+    an embedding table. If another op needs it row-major too, it is stored a second time, as NAME.rows.
 
     Args:
         program: the program.
@@ -145,7 +146,10 @@ def weight_packings(program: Program, form: Form = CPU_FORM) -> dict[str, Packin
 
 
 def _in_rows(dtype: torch.dtype, given: Mapping[str, Any], form: Form) -> Packing:
-    """Returns the storage in rows of the tensor of type ``dtype`` among the arguments of a call."""
+    """Returns the row-major storage of a weight, or of scales, of type ``dtype``.
+
+    ``given`` has the arguments of the call that reads it.
+    """
     if dtype in (torch.float32, torch.bfloat16):
         return Packing("rows", form.floats)
     packing = _of_integers(given) if dtype == torch.int8 else _PACKINGS[dtype]
@@ -153,14 +157,14 @@ def _in_rows(dtype: torch.dtype, given: Mapping[str, Any], form: Form) -> Packin
 
 
 def _only_products(weight: Node) -> bool:
-    """Returns True if nothing but linears read a weight, and these as their weight."""
+    """Returns True if only linears read the weight, as their weight."""
     return all(user.target in _SPARSE and bound_arguments(user)["weight"] is weight for user in weight.users)
 
 
 def _of_integers(given: Mapping[str, Any], expr: WeightExpr | None = None) -> Packing:
-    """Returns the storage of the int8 tensor among the arguments of a call, by its bits and its offsets.
+    """Returns the storage of a weight of integers, from the bits and offsets among the arguments of its call.
 
-    ``expr`` is the weight if kernels read indices into some integers; None otherwise.
+    ``expr`` is the weight if kernels may read its integers as indices of levels; None otherwise.
     """
     of = FORMATS[storage_of(given.get("weight_bits", given.get("bits")))]
     if isinstance(expr, QuantizedValues) and FORMATS[expr.format.storage].levels:
@@ -171,7 +175,10 @@ def _of_integers(given: Mapping[str, Any], expr: WeightExpr | None = None) -> Pa
 
 
 def _of_scales(given: Mapping[str, Any], size: int) -> Packing:
-    """Returns the storage of scales or offsets in blocks: int8 tensors of ``size`` bytes per row."""
+    """Returns the storage of scales or offsets that are int8 tensors with ``size`` bytes per row, in blocks of groups.
+
+    ``given`` has the arguments of the call that reads them.
+    """
     weight = given["weight" if "weight" in given else "table"]
     groups = groups_of(weight.meta["val"].shape[-1], int(given["weight_group" if "weight" in given else "group_size"]))
     return Packing("blocks16" if groups // ((size - groups) // 2) == 16 else "blocks8", "i8")
@@ -197,9 +204,16 @@ def _input(builder: Builder, node: Node) -> Value:
 
 
 def _cache_name(program: Program, layer: int, kind: str, *, ends: bool = False) -> str:
-    """Returns the name that a layer's cache of some kind has in lowered programs.
+    """Returns the name of a layer's cache in lowered programs, GROUP/LAYER.
 
-    ``ends``: True for the second cache, of the ends of requests.
+    Args:
+        program: the program.
+        layer: the layer's number.
+        kind: the kind of the cache group: "" for keys and values, ``STATE`` for states.
+        ends: True for the second cache, of the ends of requests.
+
+    Raises:
+        PassError: no such group has the layer.
     """
     for group in program.cache_groups:
         if layer in group.layers and group.kind == kind and (group.first > 0) == ends:
@@ -236,7 +250,9 @@ def _resolve(argument: Any, value: Callable[[Node], Any]) -> Any:
 
 
 def _only_cat(node: Node) -> Node | None:
-    """Returns the cat whose buffer a node can write its result to, as its only reader; None if there is none."""
+    """Returns the cat that is a node's only reader, if the node can write its result to the cat's buffer; otherwise
+    None.
+    """
     if node.target not in _WRITES_ITS_RESULT or len(node.users) != 1:
         return None
     (user,) = node.users
@@ -248,7 +264,7 @@ def _only_cat(node: Node) -> Node | None:
 
 
 def _promise(builder: Builder, node: Node, cat: Node) -> None:
-    """Creates the buffer of a cat when the first of its arguments is computed."""
+    """Assigns to a node its part of a cat's buffer, which is added first if no other part has been assigned."""
     if cat not in builder.destinations:
         builder.destinations[cat] = builder.buffer(builder.shape(cat), builder.dtype(cat.meta["val"]))
     places = lower_views.cat_places(builder, cat, builder.destinations[cat])
@@ -258,7 +274,7 @@ def _promise(builder: Builder, node: Node, cat: Node) -> None:
 
 
 def _result(builder: Builder, value: Value) -> View:
-    """Returns the logits as a dense buffer."""
+    """Returns the program's result as a dense f32 buffer, copied if necessary."""
     view = builder.view(value)
     if view.kind == "buffer" and view.is_contiguous and view.dtype == "f32":
         return view

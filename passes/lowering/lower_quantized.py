@@ -1,4 +1,4 @@
-"""Lowers the ops of integers, and casts to bf16, to steps."""
+"""Lowers the ops on integers, and casts to bf16."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ew = torch.ops.ew
 
 
 def cast_bf16(b: Builder, node: Node, view: View) -> View:
-    """Adds a cast of float32 to the nearest bf16, with rows padded to an even length."""
+    """Adds a cast from f32 to the nearest bf16, and returns its result. Rows are padded to an even length."""
     x, out = b.rows(view, rank=2), b.result(node)
     b.step("cast_bf16", [x], [flat_output(out, x)])
     return out
@@ -44,7 +44,7 @@ def _quantized_linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _weights(b: Builder, *given: Any) -> list[View]:
-    """Returns the views of values and scales, and of offsets if there are any."""
+    """Returns views of a weight's values, scales and offsets, without those that are None."""
     packed = []
     for one in given:
         if one is None:
@@ -56,7 +56,9 @@ def _weights(b: Builder, *given: Any) -> list[View]:
 
 
 def _has_offsets(offsets: Any) -> dict[str, bool]:
-    """Returns the attribute about offsets; an empty dict without offsets, as in programs of earlier versions."""
+    """Returns the attribute ``has_offsets`` if there are offsets; otherwise no attribute, as in programs of earlier
+    versions.
+    """
     return {} if offsets is None else {"has_offsets": True}
 
 

@@ -1,4 +1,4 @@
-"""Lowers the ops of routers: softmax, top-k, gather, scatter, comparisons and masks."""
+"""Lowers the ops with which routers choose experts: softmax, top-k, gather, scatter, comparisons and masks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _ONE = Affine(1)
 
 
 def constant(b: Builder, value: float, shape: tuple[Affine, ...]) -> View:
-    """Returns a tensor of one number, as a broadcast weight of one element: the number may be infinite, which no
-    attribute can be.
+    """Returns a tensor of one number, as a weight of one element that is broadcast to ``shape``.
+
+    An attribute can't hold the number, as it may be infinite.
     """
     name = f"constant:{value}"
     if name not in b.sources:
@@ -39,14 +40,14 @@ def _last(b: Builder, node: Node, view: View, dim: int) -> None:
 
 
 def _as(out: View, shape: tuple[Affine, ...]) -> View:
-    """Returns a result in the shape that its operands were flattened to."""
+    """Returns the output ``out`` with the flattened shape ``shape`` of its operands."""
     reshaped = reshape(out, shape)
     assert reshaped is not None, f"an output of shape {out.shape} can't be written as {shape}"
     return reshaped
 
 
 def _rows(b: Builder, view: View) -> View:
-    """Returns a view of rank 1 to 3 with unit inner stride, as the kernels of routers read it."""
+    """Returns a view with 1 to 3 dimensions, the last with stride 1, as the kernels of routers read it."""
     return b.unit(view) if view.rank == 1 else b.rows(view)
 
 
@@ -63,7 +64,7 @@ def _top_k(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _max(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Lowers a maximum to the largest value and its first index."""
+    """Lowers a maximum along a dimension to the largest value and its first index."""
     view = b.cast(b.view(a["self"]))
     _last(b, node, view, a["dim"])
     x = _rows(b, view)
@@ -129,7 +130,7 @@ def _masked_fill(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _clamp(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Clamps a value between bounds that are tensors."""
+    """Lowers a clamp whose bounds are tensors."""
     value = a["self"]
     for fn, bound in (("maximum", a["min"]), ("minimum", a["max"])):
         if bound is not None:
@@ -155,7 +156,10 @@ def _compare(fn: str) -> Handler:
 
 
 def _logical(fn: str) -> Handler:
-    """Returns the handler of an op on conditions. ``bitwise_not`` and similar ops of integers aren't such ops."""
+    """Returns a handler that lowers an op on booleans to the function ``fn``.
+
+    It rejects ``bitwise_not`` and similar ops on integers.
+    """
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         arguments = [v for k, v in a.items() if k in ("self", "other")]
@@ -167,7 +171,7 @@ def _logical(fn: str) -> Handler:
 
 
 def _filled(number: float | None) -> Handler:
-    """Returns the handler of a tensor filled with one number; None takes the number from the arguments."""
+    """Returns a handler that lowers a tensor filled with ``number``; None takes the number from the op's arguments."""
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         if b.dtype(node.meta["val"]) != "f32":
@@ -193,4 +197,4 @@ HANDLERS: Mapping[Any, Handler] = of_each(
         "full_like": _filled(None),
     }
 )
-"""Ops of routers; none of them mixes tokens."""
+"""Ops of routers -> their handlers. None of these ops mixes tokens."""

@@ -1,4 +1,6 @@
-"""Lowers view-like ATen ops to strides and offsets, without steps; to copies if strides can't express them."""
+"""Lowers view-like ATen ops to strides and offsets, without steps. If strides can't express a view, it becomes a
+copy.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,9 @@ def _select(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _index(b: Builder, index: Any, size: Affine) -> Affine:
-    """Returns an index along a dimension of ``size``; negative ones count from its end, and others are limited
-    to it.
+    """Returns an index along a dimension of size ``size`` as an affine expression.
+
+    Negative indices count from the end, and larger ones than ``size`` become ``size``.
     """
     if not isinstance(index, int):
         return Affine.parse(index)
@@ -141,7 +144,7 @@ def _as_type(b: Builder, view: View, like: View) -> View:
 
 
 def cat_places(b: Builder, node: Node, out: View) -> list[View]:
-    """Returns, for each argument of a concatenation, the part of the result's buffer that gets its values."""
+    """Returns for each argument of a concatenation its part of the result's buffer ``out``."""
     arguments = bound_arguments(node)
     dim = arguments["dim"] % out.rank
     places, at = [], Affine()

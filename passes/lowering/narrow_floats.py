@@ -1,4 +1,4 @@
-"""Chooses the activations of a lowered program that are stored in 16 bits; steps still compute in 32."""
+"""Chooses the activations of a lowered program that are stored in 16 bits. Steps still compute in 32 bits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ _MAKE_NARROW = _PRODUCTS | {
     *("embedding", "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "gated_activation", "combine_experts"),
     *("rope", "rope_kv_write", "paged_attention", "stored_convolution", "stored_scan", "stored_delta_rule"),
 }
-"""Steps whose results are activations."""
+"""Steps whose float results are stored in 16 bits."""
 _TAKE_NARROW = _PRODUCTS | {
     *("kv_write", "rope_kv_write", "paged_attention", "gated_activation", "rope", "combine_experts")
 }
-"""Steps whose first operands have to be activations of that type."""
+"""Steps whose kernels need their first float operands in 16 bits."""
 _OTHERS = {"rope": 1, "rope_kv_write": 3, "combine_experts": 1}
-"""The number of first operands of these steps that are activations; the later ones (tables, weights) stay float."""
+"""The number of such operands, for steps where it isn't 1. Later operands, such as tables and weights, stay as they
+are.
+"""
 _ALIKE = frozenset({"copy", "take_rows"})
-"""The steps whose result has the type of their inputs by default."""
+"""Steps whose result has the type of their input, unless another step decides it."""
 
 
 def narrow_floats(program: LoweredProgram, floats: Dtype) -> LoweredProgram:
@@ -71,7 +73,7 @@ def _is_float(operand: Operand) -> bool:
 
 
 def _asked(program: LoweredProgram) -> Iterable[str]:
-    """Yields the buffers that a step writes, or reads, as 16-bit floats."""
+    """Yields the names of buffers that some step must write, or read, in 16 bits."""
     for step in program.steps:
         if step.op in _MAKE_NARROW:
             yield from (operand.name for operand in step.outputs)

@@ -1,4 +1,4 @@
-"""Strided views with affine sizes, and the effects of view-like ops on them. No data moves."""
+"""Strided views with affine sizes, and the effects of view-like ops on them. Nothing is copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ ONE = Affine(1)
 
 @dataclass(frozen=True)
 class View:
-    """An ``Operand`` under construction. Strides and offset count elements."""
+    """An ``Operand`` under construction: a strided part of a buffer, weight or step input. Strides and offset count
+    elements.
+    """
 
     kind: Literal["buffer", "weight", "input"]
     name: str
@@ -53,7 +55,7 @@ class View:
 
 
 def elements(shape: Sequence[Affine]) -> Affine:
-    """Returns the product of sizes. Raises ValueError if it isn't affine, such as T * T."""
+    """Returns the number of elements of a shape. Raises ValueError if it isn't affine, such as T * T."""
     total = ONE
     for size in shape:
         total = total * size
@@ -72,10 +74,10 @@ def contiguous_strides(shape: Sizes) -> Sizes:
 
 
 def reshape(view: View, shape: Sizes) -> View | None:
-    """Returns the same elements under another shape, or None if strides can't express it.
+    """Returns a view of the same elements with another shape, or None if strides can't express it.
 
-    The rule is PyTorch's (ATen/TensorUtils.cpp, computeStride): dimensions that lie densely one in the other form a
-    chunk, and each chunk is divided anew, from the last to the first.
+    The rule is PyTorch's (ATen/TensorUtils.cpp, computeStride). Adjacent dimensions without gaps between them form a
+    chunk. Each chunk is divided into the new dimensions, from the last to the first.
     """
     if shape == view.shape:
         return view
@@ -108,8 +110,9 @@ def _divide_chunks(view: View, shape: Sizes) -> Sizes | None:
 
 
 def slice_view(view: View, dim: int, start: Affine, size: Affine, step: int = 1) -> View:
-    """Returns ``size`` elements along ``dim``, from ``start`` on, ``step`` apart. Raises ValueError if it isn't
-    affine.
+    """Returns a view of ``size`` elements along ``dim``, from ``start`` on, ``step`` apart.
+
+    Raises ValueError if the offset isn't affine.
     """
     shape, strides = list(view.shape), list(view.strides)
     offset = view.offset + start * strides[dim]
@@ -118,7 +121,9 @@ def slice_view(view: View, dim: int, start: Affine, size: Affine, step: int = 1)
 
 
 def select(view: View, dim: int, index: Affine) -> View:
-    """Returns element ``index`` along ``dim``, without that dimension. Raises ValueError if it isn't affine."""
+    """Returns a view of index ``index`` along ``dim``, without that dimension. Raises ValueError if the offset isn't
+    affine.
+    """
     sliced = slice_view(view, dim, index, ONE)
     return replace(
         sliced,
@@ -132,8 +137,8 @@ def permute(view: View, order: Sequence[int]) -> View:
 
 
 def expand(view: View, shape: Sizes) -> View:
-    """Returns a view broadcast to ``shape`` as torch does: stride 0 for a size of 1 that becomes another, and for new
-    leading sizes.
+    """Returns a view that is broadcast to ``shape`` as in torch. The stride of repeated and of new leading dimensions
+    is 0.
     """
     missing = len(shape) - view.rank
     strides = [Affine()] * missing
@@ -143,7 +148,9 @@ def expand(view: View, shape: Sizes) -> View:
 
 
 def collapse(views: Sequence[View], rank: int) -> list[View] | None:
-    """Returns views of one shape with adjacent dimensions merged until ``rank`` remain; None if that is impossible."""
+    """Returns the views, which have one shape, with adjacent dimensions merged until ``rank`` remain; None if that is
+    impossible.
+    """
     result = list(views)
     while result[0].rank > rank:
         merged = next((m for i in range(result[0].rank - 1) if (m := _merge(result, i)) is not None), None)
@@ -154,7 +161,7 @@ def collapse(views: Sequence[View], rank: int) -> list[View] | None:
 
 
 def _merge(views: Sequence[View], dim: int) -> list[View] | None:
-    """Merges the dimensions ``dim`` and ``dim + 1`` of all views; returns None if that is impossible for one of
+    """Returns the views with the dimensions ``dim`` and ``dim + 1`` merged; None if that is impossible for one of
     them.
     """
     merged = []

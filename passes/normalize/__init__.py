@@ -1,1 +1,1 @@
-"""Every spelling of an op becomes the one ``ew`` op, and every value gets its [T, ...] form."""
+"""Replaces the different spellings of each op by one ``ew`` op, and brings values to the form [T, ...]."""

@@ -1,4 +1,6 @@
-"""Values as views of a base, whose dimensions are exchanged, with dimensions of size 1 between them."""
+"""Layouts of values: a value as a view of another, its base, with dimensions permuted and dimensions of size 1
+added.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Laid:
-    """A value of rank ``len(dims)``: its dimension i is dimension ``dims[i]`` of ``base``, or one of size 1 if None.
+    """A value as a view of ``base``: its dimension i is dimension ``dims[i]`` of the base, or a new one of size 1 if
+    that is None.
 
     Every dimension of ``base`` appears once. [1, N, T, D] with a base [T, N, D] has dims (None, 1, 0, 2).
     """
@@ -29,12 +32,12 @@ class Laid:
 
     @property
     def real(self) -> list[int]:
-        """The value's dimensions that the base has, in the value's order."""
+        """The value's dimensions that exist in the base, in the value's order."""
         return [i for i, d in enumerate(self.dims) if d is not None]
 
     @property
     def order(self) -> list[int]:
-        """The value's dimensions that the base has, in the base's order."""
+        """The value's dimensions that exist in the base, in the base's order."""
         return sorted(self.real, key=lambda i: self._base(i))
 
     def _base(self, dim: int) -> int:
@@ -47,25 +50,26 @@ class Laid:
         return len(self.dims)
 
     def last_is_last(self) -> bool:
-        """Returns True if the value's last dimension is the base's last one."""
+        """Returns True if the last dimension of the value is the last dimension of the base."""
         return bool(self.dims) and self.dims[-1] is not None and self.dims[-1] == len(self.real) - 1
 
 
 def as_it_is(program: Program, node: Node) -> Laid:
-    """Returns a value as its own base, with all dimensions in their order."""
+    """Returns the layout of a value that is its own base."""
     return Laid(node, tuple(range(program.value(node).dim())))
 
 
 def arrange(program: Program, value: Laid, target: Sequence[int], rank: int, *, broadcast: bool) -> Node:
-    """Returns a value with the dimensions ``target``, in that order.
+    """Adds calls that permute and unsqueeze a value's base, and returns the result with the dimensions ``target``, in
+    order.
 
     Args:
         program: the program.
         value: the value.
-        target: dimensions of a result of rank ``rank``, to which the value's dimensions are aligned on the right. All
-            dimensions of the value that the base has are among them.
+        target: dimensions of a result of rank ``rank``; the value's dimensions are aligned with them on the right. They
+            include all dimensions that exist in the base.
         rank: the rank of the result.
-        broadcast: True to leave out leading dimensions of size 1, which broadcasting adds again.
+        broadcast: True leaves out leading dimensions of size 1, since broadcasting adds them again.
     """
     offset = rank - value.rank
     places = [value.dims[t - offset] if t >= offset else None for t in target]
@@ -84,14 +88,14 @@ def _leading_nones(places: Sequence[int | None]) -> int:
 
 
 def materialize(program: Program, value: Laid) -> Node:
-    """Returns the value itself, as a node."""
+    """Adds calls that compute the value itself from its base, and returns the result."""
     return arrange(program, value, range(value.rank), value.rank, broadcast=False)
 
 
 def permute(program: Program, node: Node, order: Sequence[int], where: tuple[str, ...]) -> Node:
-    """Returns ``node`` with its dimensions in ``order``; two exchanged dimensions become a transpose.
+    """Adds a call that permutes the dimensions of ``node``, and returns it: a transpose if two are exchanged.
 
-    ``where`` has the module paths of a new node.
+    If the order doesn't change, it returns ``node``. ``where`` has the module paths of the new call.
     """
     moved = [i for i, d in enumerate(order) if i != d]
     if not moved:
@@ -102,10 +106,10 @@ def permute(program: Program, node: Node, order: Sequence[int], where: tuple[str
 
 
 def reshape(program: Program, value: Laid, shape: Sequence[sympy.Expr], where: tuple[str, ...]) -> Laid | None:
-    """Returns a value with another shape; None if that needs two symbolic sizes.
+    """Returns the layout of a value after a reshape; None if that needs two symbolic sizes.
 
-    Leading sizes of 1 become dimensions that the base doesn't have. If dimensions are joined that aren't adjacent in
-    the base, the base is first put in the value's order.
+    Leading sizes of 1 become dimensions that don't exist in the base. If dimensions are joined that aren't adjacent in
+    the base, the base is first permuted to the value's order. ``where`` has the module paths of new calls.
     """
     leading = next((i for i, size in enumerate(shape[:-1]) if size != 1), max(len(shape) - 1, 0))
     if (regrouped := _regroup(program, value, shape, leading, where)) is not None:
@@ -140,8 +144,10 @@ def _regroup(
 
 
 def group_sizes(old: Sequence[sympy.Expr], new: Sequence[sympy.Expr]) -> list[tuple[list[int], list[int]]] | None:
-    """Divides two shapes with equal products into the shortest runs with equal products, and returns their (old
-    indices, new indices); None if that is impossible.
+    """Divides two shapes into the shortest runs of adjacent dimensions with equal products.
+
+    Returns (indices of ``old``, indices of ``new``) for each run; None if the whole products differ or no division
+    exists.
     """
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0

@@ -1,4 +1,4 @@
-"""Replaces activations that are composed of several ops by aten's op for each."""
+"""Replaces activations that are composed of several ops by one ATen op each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Silu(Rule):
 
 
 def _half_x_times(factor: Pattern) -> Pattern:
-    """x/2 * (factor + 1), in any order."""
+    """Returns the pattern of x/2 * (factor + 1), with the products in any order."""
     x: Pattern = Bind("x")
     more = Call(aten.add.Tensor, factor, 1)
     half = Call(aten.mul.Tensor, x, 0.5)
@@ -92,7 +92,7 @@ def _differs(match: Match, **expected: float) -> str | None:
 
 
 class NormalizeActivation(RewritePass):
-    """SiLU and both forms of GELU, spelled out -> aten.silu, aten.gelu."""
+    """Replaces spelled-out SiLU by ``aten.silu``, and both forms of GELU by ``aten.gelu``."""
 
     name = "normalize_activation"
     rules: ClassVar[tuple[Rule, ...]] = (Silu(), GeluTanh(), Gelu())

@@ -1,4 +1,4 @@
-"""Rewrites rotary embedding by complex numbers to products and sums of real numbers."""
+"""Rewrites rotary embedding with complex numbers to products and sums of real numbers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from ..ir.program import Program
 aten = torch.ops.aten
 
 _VIEWS = (aten.unsqueeze.default, aten.slice.Tensor, aten.select.int, aten.expand.default)
-"""Ops that may be between a complex table and its use, and have the same effect on its cosines and sines."""
+"""Ops that may be between a table of complex numbers and its use. They have the same effect on the tables of cosines
+and sines.
+"""
 
 
 class ComplexRotation(Rule):
-    """view_as_real(view_as_complex(x as pairs) * polar(1, angle)) -> both members of the rotated pairs, stacked.
+    """Replaces view_as_real(view_as_complex(pairs of x) * polar(1, angle)) by real products, stacked as pairs.
 
-    The table may be scaled by numbers, and seen with other dimensions, before it is used.
+    The table polar(1, angle) may be multiplied by numbers, and viewed with other dimensions, before it is used.
     """
 
     name = "complex_rotation"
@@ -56,8 +58,9 @@ class ComplexRotation(Rule):
 
 
 def _table(node: Node) -> tuple[Node, list[Node]] | None:
-    """Returns the angle of polar(ones, angle), and the calls from there to ``node`` in order; None for any
-    other value.
+    """Returns the angle of polar(ones, angle), and the calls from there to ``node`` in order.
+
+    None if ``node`` isn't computed from such a polar by views and multiplications by numbers.
     """
     steps: list[Node] = []
     while node.target is not aten.polar.default:
@@ -77,7 +80,10 @@ def _table(node: Node) -> tuple[Node, list[Node]] | None:
 
 
 def _made(program: Program, function: torch._ops.OpOverload, angle: Node, steps: list[Node]) -> Node:
-    """Returns the real or the imaginary part of the table."""
+    """Adds the real part (``function`` is cos) or the imaginary part (sin) of a complex table, and returns it.
+
+    ``steps`` are the views and multiplications between polar and the table, which are repeated on the part.
+    """
     last = steps[-1] if steps else angle
     value = program.call(function, angle, where=last.meta["where"])
     for step in steps:
@@ -86,7 +92,7 @@ def _made(program: Program, function: torch._ops.OpOverload, angle: Node, steps:
 
 
 class NormalizeComplex(RewritePass):
-    """Products of pairs with numbers of length 1 in the complex plane -> real products and sums."""
+    """Replaces products of pairs with complex numbers of length 1 by real products and sums."""
 
     name = "normalize_complex"
     rules: ClassVar[tuple[Rule, ...]] = (ComplexRotation(),)

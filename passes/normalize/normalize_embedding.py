@@ -1,4 +1,4 @@
-"""Every look-up in a table of weights becomes ``ew.embedding``."""
+"""Replaces every look-up of rows in a weight by ``ew.embedding``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 class Embedding(Rule):
-    """Replaces aten's embedding of tokens or positions by ``ew.embedding``. Arguments such as ``padding_idx`` only
+    """Replaces ``aten.embedding``, of tokens or positions, by ``ew.embedding``. Arguments such as ``padding_idx`` only
     matter to gradients.
     """
 
@@ -33,7 +33,7 @@ class Embedding(Rule):
 
 
 class IndexedTable(Embedding):
-    """table[ids], of a table that is a weight."""
+    """Replaces ``table[ids]``, of a table that is a weight, by ``ew.embedding``."""
 
     name = "indexed_table"
     pattern = Call(aten.index.Tensor, Bind("table"), [Bind("ids")])
@@ -53,7 +53,9 @@ class SelectedRows(Embedding):
 
 
 class NormalizeEmbedding(RewritePass):
-    """aten.embedding, aten.index_select of rows, or a table indexed, with ids [T] -> ``ew.embedding``."""
+    """Replaces look-ups of rows with ids [T] by ``ew.embedding``: aten.embedding, aten.index_select and an indexed
+    table.
+    """
 
     name = "normalize_embedding"
     rules: ClassVar[tuple[Rule, ...]] = (Embedding(), IndexedTable(), SelectedRows())

@@ -1,4 +1,4 @@
-"""act(gate) * up becomes ``ew.gated_activation`` of gate and up side by side."""
+"""Replaces act(gate) * up by ``ew.gated_activation``, whose input is gate and up next to each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACTIVATIONS = ops_of("silu", "gelu", "relu", "sigmoid")
 
 
 class GatedActivation(Rule):
-    """Rewrites act(gate) * up to one op, if gate and up are the two halves of one value or two linears of the same
+    """Replaces act(gate) * up by one op, if gate and up are the two halves of one value, or two linears of the same
     value.
     """
 
@@ -45,8 +45,8 @@ class GatedActivation(Rule):
 
 
 def _whole(program: Program, gate: Node, up: Node) -> Node | None:
-    """Returns the value whose first half is gate and whose second half is up, along the last dimension; None without
-    one.
+    """Returns the value whose first half along the last dimension is ``gate`` and whose second half is ``up``; None if
+    there is none.
     """
     first, second = slice_bounds(program, gate), slice_bounds(program, up)
     if first is None or second is None or first[0] is not second[0]:
@@ -60,7 +60,7 @@ def _whole(program: Program, gate: Node, up: Node) -> Node | None:
 
 
 class NormalizeGatedActivation(RewritePass):
-    """silu, gelu, gelu tanh, relu or sigmoid of a gate times up -> ``ew.gated_activation``."""
+    """Replaces silu, gelu, gelu with tanh, relu or sigmoid of a gate times up by ``ew.gated_activation``."""
 
     name = "normalize_gated_activation"
     rules: ClassVar[tuple[Rule, ...]] = (GatedActivation(),)

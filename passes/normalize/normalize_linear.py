@@ -1,4 +1,4 @@
-"""Every product with a weight becomes ``ew.linear``."""
+"""Replaces every product with a weight by ``ew.linear``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Linear(Rule):
 
 
 class Product(Rule):
-    """Replaces x @ weight with a weight [K, N], with or without a bias, by ``ew.linear``; convolutions of width 1 have
+    """Replaces x @ weight with a weight [K, N], with or without a bias, by ``ew.linear``. Convolutions of width 1 have
     this form.
     """
 
@@ -61,7 +61,7 @@ class Product(Rule):
 
 
 class ProductOfColumns(Rule):
-    """Replaces weight @ x, with a weight [N, K] and x [.., K, T], by ``ew.linear`` over the columns of x."""
+    """Replaces weight @ x, with a weight [N, K] and x [.., K, T], by ``ew.linear`` of the transposed x."""
 
     name = "product_of_columns"
     pattern = Call(aten.matmul.default, Weight("weight", rank=2), Bind("x"))
@@ -78,7 +78,7 @@ class ProductOfColumns(Rule):
 
 
 class ProductOfEachHead(Rule):
-    """Replaces weight @ x, with a matrix for each head, weight [H, .., N, K] and x [H, .., K, T], by H linears."""
+    """Replaces weight @ x, with one matrix for each head (weight [H, .., N, K], x [H, .., K, T]), by H linears."""
 
     name = "product_of_each_head"
     pattern = Call(aten.matmul.default, Weight("weight"), Bind("x"))
@@ -124,7 +124,9 @@ class AddBias(Rule):
 
 
 class NormalizeLinear(RewritePass):
-    """aten.linear, mm, matmul and addmm with a weight -> ``ew.linear``; a weight [K, N] is transposed lazily."""
+    """Replaces aten.linear, mm, matmul and addmm with a weight by ``ew.linear``. A weight [K, N] is transposed
+    lazily.
+    """
 
     name = "normalize_linear"
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -1,7 +1,7 @@
-"""Every spelling of RMSNorm and LayerNorm becomes ``ew.rms_norm`` or ``ew.layer_norm``.
+"""Replaces every spelling of RMSNorm and LayerNorm by ``ew.rms_norm`` and ``ew.layer_norm``.
 
-The rules build on each other: first x * rsqrt(mean(x^2) + eps) is a norm without weight, then a product with a weight
-[H] and a sum with a bias [H] become the norm's own.
+The rules build on each other. First x * rsqrt(mean(x^2) + eps) becomes a norm without weight. Then a product with a
+weight [H] and a sum with a bias [H] become the norm's own weight and bias.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 def _rms_norm_of(x: Pattern) -> Pattern:
-    """x / sqrt(mean(x^2) + eps), in its spellings."""
+    """Returns the pattern of x / sqrt(mean(x^2) + eps), in all its spellings."""
     square: Pattern = Call(aten.pow.Tensor_Scalar, x, 2) | Call(aten.mul.Tensor, x, x) | Call(aten.square.default, x)
     variance = Call(aten.add.Tensor, Call(aten.mean.dim, square, [-1], True), Number("eps"), alpha=1)
     root = Call(aten.sqrt.default, variance) | Call(aten.pow.Tensor_Scalar, variance, 0.5)
@@ -171,7 +171,7 @@ def _last_only(match: Match) -> str | None:
 
 
 class NormalizeNorm(RewritePass):
-    """Norms over the last dimension -> ``ew.rms_norm`` and ``ew.layer_norm``.
+    """Replaces norms over the last dimension by ``ew.rms_norm`` and ``ew.layer_norm``.
 
     A weight that isn't [H], such as one of [heads, D], stays a product after the norm.
     """

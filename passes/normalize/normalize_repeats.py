@@ -1,4 +1,4 @@
-"""Rewrites values that are repeated element by element, or stacked, to concatenations."""
+"""Replaces repetitions of single elements, and stacks, by concatenations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ aten = torch.ops.aten
 
 
 class RepeatInterleave(Rule):
-    """repeat_interleave(x, n, dim): x with a new dimension behind ``dim``, n times, and both made one."""
+    """Replaces repeat_interleave(x, n, dim) by a concatenation of n copies along a new dimension after ``dim``, merged
+    with it.
+    """
 
     name = "repeat_interleave"
     pattern = Call(aten.repeat_interleave.self_int, Bind("x"), Number("times"), Number("dim"))
@@ -39,7 +41,7 @@ class RepeatInterleave(Rule):
 
 
 class Stack(Rule):
-    """stack(values, dim): each with a new dimension, and put together along it."""
+    """Replaces stack(values, dim) by a concatenation of the values along a new dimension."""
 
     name = "stack"
     pattern = Call(aten.stack.default, Anything("values"), Number("dim"))
@@ -53,7 +55,7 @@ class Stack(Rule):
 
 
 class NormalizeRepeats(RewritePass):
-    """aten.repeat_interleave and aten.stack that aren't part of a rotation -> aten.cat."""
+    """Replaces aten.repeat_interleave and aten.stack that aren't part of a rotation by aten.cat."""
 
     name = "normalize_repeats"
     rules: ClassVar[tuple[Rule, ...]] = (RepeatInterleave(), Stack())

@@ -1,4 +1,4 @@
-"""Every spelling of rotary embedding becomes ``ew.rope_table`` and ``ew.rope`` on [T, N, D]."""
+"""Replaces every spelling of rotary embedding by ``ew.rope_table`` and ``ew.rope`` of x [T, N, D]."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ _COS, _SIN = Bind("cos"), Bind("sin")
 
 
 class _RopeRule(Rule):
-    """A rule that binds x [T, N, 2F], tables [T, 1, C] to ``cos`` and ``sin``, and the bounds of x's slices.
+    """The common part of the rules for rotary embedding of x [T, N, 2F] with tables ``cos`` and ``sin`` [T, 1, C].
 
-    For a single head x may be [T, 2F] and the tables [T, C]. ``apart`` is True if the result has the first members of
-    all pairs before the second ones, while the members of a pair are adjacent in x.
+    For a single head x may be [T, 2F] and the tables [T, C].
+
+    Attributes:
+        interleaved: True if the members of a pair are adjacent in x and in the result.
+        apart: True if the members of a pair are adjacent in x, but the result has all first members before all second
+            ones.
     """
 
     interleaved: ClassVar[bool] = False
     apart: ClassVar[bool] = False
 
     def columns(self, frequencies: int) -> tuple[int, ...]:
-        """Returns the frequency of each column of a table."""
+        """Returns for each column of a table the index of its frequency. ``frequencies`` is their number."""
         return (*range(frequencies), *range(frequencies))
 
     def check(self, program: Program, match: Match) -> str | None:
@@ -72,8 +76,9 @@ class _RopeRule(Rule):
 
 
 def _table(program: Program, node: Node, x: Node) -> Columns | None:
-    """Returns the columns of a table that is a view as [T, 1, C], or as [T, C] if x has one head; None for another
-    value.
+    """Returns the columns of a table [T, 1, C], or [T, C] if x has one head.
+
+    None if the value isn't computed from positions times frequencies.
     """
     if program.value(x).dim() == 2:
         return read_columns(program, node)
@@ -89,7 +94,7 @@ _ODD = Call(aten.slice.Tensor, Bind("x"), -1, 1, Number("size"), 2)
 
 
 def _sum(turned: Pattern) -> Pattern:
-    """x * cos + turned * sin."""
+    """Returns the pattern of x * cos + turned * sin."""
     return Call(aten.add.Tensor, Call(aten.mul.Tensor, Bind("x"), _COS), Call(aten.mul.Tensor, turned, _SIN), alpha=1)
 
 
@@ -112,7 +117,7 @@ class RotatePairs(_RopeRule):
 
 
 def _rotated(first: Pattern, second: Pattern) -> list[Pattern]:
-    """first * cos - second * sin, and second * cos + first * sin."""
+    """Returns the patterns of first * cos - second * sin, and of second * cos + first * sin."""
     return [
         Call(aten.sub.Tensor, Call(aten.mul.Tensor, first, _COS), Call(aten.mul.Tensor, second, _SIN), alpha=1),
         Call(aten.add.Tensor, Call(aten.mul.Tensor, second, _COS), Call(aten.mul.Tensor, first, _SIN), alpha=1),
@@ -130,7 +135,9 @@ class RotateParts(_RopeRule):
 
 
 class RotatePairsApart(RotateParts):
-    """cat(even * cos - odd * sin, odd * cos + even * sin): pairs come out as halves."""
+    """Replaces cat(even * cos - odd * sin, odd * cos + even * sin) by ``ew.rope``. Adjacent pairs of x come out as two
+    halves.
+    """
 
     name = "rotate_pairs_apart"
     apart = True
@@ -138,7 +145,9 @@ class RotatePairsApart(RotateParts):
 
 
 class RotatePairsInPlace(RotateParts):
-    """stack(even * cos - odd * sin, odd * cos + even * sin): complex numbers, spelled out."""
+    """Replaces stack(even * cos - odd * sin, odd * cos + even * sin) by ``ew.rope``: products of complex numbers,
+    spelled out.
+    """
 
     name = "rotate_pairs_in_place"
     interleaved = True
@@ -157,7 +166,7 @@ class RotatePairsInPlace(RotateParts):
 
 
 class PassRest(Rule):
-    """cat(rope(first part of x), rest of x): ``ew.rope`` itself leaves the rest unchanged."""
+    """Replaces cat(rope(first part of x), rest of x) by ``ew.rope`` of x, which leaves the rest unchanged."""
 
     name = "pass_rest"
     pattern = Call(
@@ -184,7 +193,7 @@ class PassRest(Rule):
 
 
 class NormalizeRope(RewritePass):
-    """Turns rotary embedding of x [T, N, D], of all dimensions or the first 2F, into ``ew.rope`` with an
+    """Replaces rotary embedding of x [T, N, D], in all dimensions or the first 2F, by ``ew.rope`` with an
     ``ew.rope_table``.
 
     Each application gets its own table; ``MergeCommonSubexpressions`` leaves one for all.

@@ -1,4 +1,4 @@
-"""Turns a tensor that is created empty and written slice by slice into the concatenation of the written values."""
+"""Replaces a tensor that is created empty and written slice by slice by the concatenation of the written values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNWRITTEN = (aten.empty.memory_format, aten.new_empty.default, aten.empty_like.
 
 @dataclass(frozen=True)
 class _Part:
-    """The range ``start`` to ``stop`` of the result, with the elements of ``value`` from ``first`` on."""
+    """Indices ``start`` to ``stop`` of a result, which hold the elements of ``value`` from index ``first`` on."""
 
     start: int
     stop: int
@@ -55,9 +55,8 @@ class CopyOver(Rule):
 class SameWrites(Rule):
     """Replaces a write of a slice of x into the same slice of x (slice_scatter or select_scatter) by x.
 
-    Source and destination may also be two tensors that are broadcast from the same values: rotary embeddings of three
-    axes
-    (M-RoPE) assemble the frequencies of text from three equal rows.
+    The slice may also be of another tensor with the same values. For text, rotary embeddings of three axes (M-RoPE)
+    assemble the frequencies from three equal rows.
     """
 
     name = "same_writes"
@@ -94,7 +93,7 @@ def _same(program: Program, a: object, b: object) -> bool:
 
 
 def _is_equal_along(program: Program, x: Node, dim: int) -> bool:
-    """Returns True if x is constant along a dimension, because it was broadcast over it."""
+    """Returns True if x is constant along the dimension ``dim``, because it was broadcast over it."""
     shape = program.shape(x)
     dim = dim % len(shape)
     if shape[dim] == 1:
@@ -117,8 +116,9 @@ def _is_equal_along(program: Program, x: Node, dim: int) -> bool:
 
 
 class SliceWrites(Rule):
-    """slice_scatter(slice_scatter(empty, a, dim, 0, n), b, dim, n) -> cat(a, b). A range that wasn't written stays a
-    slice.
+    """Replaces slice_scatter(slice_scatter(empty, a, dim, 0, n), b, dim, n) by cat(a, b).
+
+    A range that wasn't written becomes a slice of the original tensor.
     """
 
     name = "slice_writes"
@@ -153,7 +153,7 @@ def _dim(program: Program, node: Node) -> int:
 
 
 def _parts(program: Program, node: Node, dim: int) -> list[_Part]:
-    """Returns the values that were last written to each range of ``node`` along ``dim``, in order."""
+    """Returns which value each range of ``node`` along ``dim`` was last written with, in order."""
     size = program.shape(node)[dim]
     if not size.is_Integer:
         return [_Part(0, 0, node, 0)]

@@ -1,4 +1,4 @@
-"""Ops that ATen has a second name or a more general form for become those."""
+"""Replaces ops that have a second name, or a more general form, in ATen by that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class MinimumOfTwo(Rule):
 
 
 class GatherRows(Rule):
-    """gather(table [1, P, D], 1, ids [1, T, 1] for each of D columns) -> the rows of the table."""
+    """Replaces gather(table [1, P, D], 1, ids), with the same ids [1, T, 1] in each of D columns, by the rows ``ids``
+    of the table.
+    """
 
     name = "gather_rows"
     pattern = Call(aten.gather.default, Bind("table"), 1, Call(aten.cat.default, Anything("columns"), Number("dim")))
@@ -47,7 +49,7 @@ class GatherRows(Rule):
 
 
 class IndexedPlace(Rule):
-    """x[..., [i], ...] of a single place i, which is a constant -> a slice."""
+    """Replaces x[..., [i], ...] with a single constant index i by a slice."""
 
     name = "indexed_place"
     pattern = Call(aten.index.Tensor, Bind("x"), Anything("indices"))
@@ -80,7 +82,7 @@ def _original(node: Node) -> object:
 
 
 class Repeat(Rule):
-    """repeat along one dimension at most -> cat of the same value, or the value itself."""
+    """Replaces a repeat along at most one dimension by a cat of copies, or by the value itself."""
 
     name = "repeat"
     pattern = Call(aten.repeat.default, Bind("x"), Anything("repeats"))
@@ -102,7 +104,7 @@ class Repeat(Rule):
 
 
 class WhereNumber(Rule):
-    """where(condition, x, number) -> where of two tensors."""
+    """Replaces where(condition, x, number) by the ``where`` of two tensors."""
 
     name = "where_number"
     pattern = Call(aten.where.ScalarOther, Bind("condition"), Bind("x"), Number("number"))
@@ -116,8 +118,9 @@ class WhereNumber(Rule):
 
 
 class NormalizeSpellings(RewritePass):
-    """aten.min, aten.max of two tensors, aten.repeat, aten.gather of rows, aten.index of one place and aten.where with
-    a number -> their general forms."""
+    """Replaces special forms of ops by general ones: min and max of two tensors, repeat, gather of rows, an index of
+    one place, and where with a number.
+    """
 
     name = "normalize_spellings"
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -1,4 +1,4 @@
-"""Reads a table of cosines or sines: the frequency in each of its columns, for any ops that compute the table."""
+"""Finds the frequency in each column of a table of cosines or sines, however the table is computed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Columns:
 
 
 def read_columns(program: Program, node: object) -> Columns | None:
-    """Returns the columns of a value [T, C]; None if it isn't computed from positions times frequencies."""
+    """Returns the columns of a table [T, C]; None if it isn't computed from positions times frequencies."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
     return _READERS.get(node.target, _read_slice)(program, node)
@@ -51,7 +51,7 @@ def _read_wave(program: Program, node: Node) -> Columns | None:
 
 
 def _read_repeated(program: Program, node: Node) -> Columns | None:
-    """Reads columns that are each repeated several times in a row; None if the node has another form."""
+    """Reads a table whose columns are each repeated several times in a row; None if the node has another form."""
     arguments = bound_arguments(node)
     inner, times = read_columns(program, arguments["self"]), arguments["repeats"]
     if inner is None or arguments["dim"] not in (1, -1) or not isinstance(times, int):
@@ -60,12 +60,14 @@ def _read_repeated(program: Program, node: Node) -> Columns | None:
 
 
 def _read_cast(program: Program, node: Node) -> Columns | None:
-    """Reads columns that are cast to another type of floats: ew.rope casts its table to the type that it rotates."""
+    """Reads a table that is cast to another float type. ``ew.rope`` casts its table to the type of x, so the cast can
+    go.
+    """
     return read_columns(program, node.args[0]) if program.value(node).dtype.is_floating_point else None
 
 
 def _read_slice(program: Program, node: Node) -> Columns | None:
-    """Reads a slice of columns."""
+    """Reads a slice of a table's columns."""
     bounds = slice_bounds(program, node)
     inner = read_columns(program, bounds[0]) if bounds is not None and bounds[1] == 1 else None
     if inner is None or bounds is None:
@@ -74,7 +76,7 @@ def _read_slice(program: Program, node: Node) -> Columns | None:
 
 
 def _read_product(program: Program, node: Node) -> Columns | None:
-    """Reads a table times a number, or positions [T, 1] times frequencies [F]."""
+    """Reads a table times a number, or the product of positions [T, 1] and frequencies [F]."""
     first, second = node.args
     if isinstance(second, (int, float)):
         inner = read_columns(program, first)
@@ -91,7 +93,7 @@ def _read_product(program: Program, node: Node) -> Columns | None:
 
 
 def _read_cat(program: Program, node: Node) -> Columns | None:
-    """Reads several tables side by side, which may differ in the order of frequencies alone."""
+    """Reads tables next to each other, which may only differ in the order of their frequencies."""
     arguments = bound_arguments(node)
     parts = [read_columns(program, n) for n in arguments["tensors"]]
     known = [p for p in parts if p is not None]
@@ -105,7 +107,9 @@ def _read_cat(program: Program, node: Node) -> Columns | None:
 
 
 def _positions(program: Program, node: object) -> Node | None:
-    """Returns the positions [T] of a value that is a view of them as [T, 1], cast to floats before or after."""
+    """Returns the positions [T] of which a value is a view [T, 1], cast to floats before or after; None for another
+    value.
+    """
     column = False
     while isinstance(node, Node):
         if node.target is aten._to_copy.default:
@@ -126,4 +130,4 @@ _READERS: Mapping[object, Callable[[Program, Node], Columns | None]] = {
     aten.repeat_interleave.self_int: _read_repeated,
     aten._to_copy.default: _read_cast,
 }
-"""Ops -> the function that reads the columns of their results; other results may be slices."""
+"""Ops -> the function that reads the columns of their result. Results of other ops are tried as slices."""

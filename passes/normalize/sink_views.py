@@ -23,13 +23,12 @@ Handler = Callable[["_Sinking", Node], "Laid | None"]
 
 
 class SinkViews(Pass):
-    """Removes the batch dimension of 1 from values, and brings them to the order [T, N, D], where views alone can do
-    so.
+    """Removes the batch dimension of 1 from values, and brings them to the order [T, N, D], as far as views can.
 
-    A captured graph computes on [1, T, H] and on [1, N, T, D]. This pass visits it in order, and knows for each value a
-    *base* (a node) and the layout of the value's dimensions in it (``Laid``). unsqueeze, squeeze, select of a dimension
-    of 1, transpose and permute change the layout alone. An op that treats all dimensions alike is called with the
-    bases. For any other op the value is computed from its base, which is always correct.
+    A captured graph computes on [1, T, H] and on [1, N, T, D]. This pass visits its calls in order. For each value it
+    knows a *base* (a node) and the layout of the value's dimensions in it (``Laid``). unsqueeze, squeeze, select of a
+    dimension of 1, transpose and permute only change the layout. An op that treats all dimensions alike is called with
+    the bases. For any other op, the value is computed from its base, which is always correct.
 
     ``matched`` counts the removed views.
     """
@@ -77,11 +76,11 @@ class _Sinking:
         return self.laid[node] if node in self.laid else as_it_is(self.program, node)
 
     def remade(self, node: Node) -> Node:
-        """Returns the value itself, computed from its base."""
+        """Returns the value itself, computed from its base by views."""
         return materialize(self.program, self.laid[node]) if node in self.laid else node
 
     def emit(self, node: Node, *args: Any, **kwargs: Any) -> Node:
-        """Returns the call that replaces ``node``; ``node`` itself if nothing changes."""
+        """Returns a call of the op of ``node`` with other arguments; ``node`` itself if they are the same."""
         if args == tuple(node.args) and kwargs == node.kwargs:
             return node
         return self.program.call(node.target, *args, where=node.meta[WHERE], **kwargs)  # type: ignore[arg-type]
@@ -100,7 +99,7 @@ def _dim(value: int, rank: int) -> int:
 
 
 def _removed(dims: Sequence[int | None], at: int) -> tuple[int | None, ...]:
-    """Returns ``dims`` without entry ``at``, after its dimension of the base was removed."""
+    """Returns ``dims`` without entry ``at``, renumbered for a base from which that dimension was removed."""
     gone = dims[at]
     assert gone is not None
     return tuple(d if d is None or d < gone else d - 1 for i, d in enumerate(dims) if i != at)
@@ -142,8 +141,9 @@ def _reshape(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _expand(s: _Sinking, node: Node) -> Laid | None:
-    """Handles an expand that changes nothing, or repeats dimensions that the base lacks, which it gets before its last
-    one.
+    """Handles an expand: one that changes nothing is dropped. Repeated dimensions must not exist in the base yet.
+
+    They are added to the base before its last dimension. Returns None for any other expand.
     """
     x = s.laid_of(node.args[0])
     if s.program.shape(node) == s.program.shape(node.args[0]):  # type: ignore[arg-type]
@@ -182,8 +182,9 @@ def _pointwise(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _common_order(program: Program, values: Sequence[Laid], rank: int) -> list[int]:
-    """Returns the dimensions of a result of rank ``rank`` that a base has: in the order of the base with all of them,
-    or in their own.
+    """Returns the dimensions of a result of rank ``rank`` that exist in a base of its arguments.
+
+    They have the order of a base with all of them, or ascending order if there is no such base.
     """
     orders = [[i + rank - v.rank for i in v.order] for v in values]
     every = {i for order in orders for i in order}
@@ -229,7 +230,7 @@ def _cat(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _stack(s: _Sinking, node: Node) -> Laid | None:
-    """Moves views below a stack. Returns None unless the stack adds a new last dimension."""
+    """Handles a stack along a new last dimension; returns None for another."""
     parts = [s.laid_of(n) for n in node.args[0]]  # type: ignore[union-attr]
     rank = parts[0].rank
     if _dim(bound_arguments(node)["dim"], rank + 1) != rank:
@@ -251,7 +252,10 @@ def _repeat_interleave(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _over_last(s: _Sinking, node: Node) -> Laid | None:
-    """Handles ops on the first argument's last dimension: linear, norms, gated activations."""
+    """Handles ops on the last dimension of their first argument: linear, norms, gated activations.
+
+    Returns None if that isn't the last dimension of the base.
+    """
     x = s.laid_of(node.args[0])
     if not x.last_is_last():
         return None
@@ -283,7 +287,7 @@ def _embedding(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _index(s: _Sinking, node: Node) -> Laid | None:
-    """Handles rows of a table, selected by one tensor of indices."""
+    """Handles a table's rows, selected by one tensor of indices; returns None for other indexing."""
     table, indices = node.args[:2]
     if len(indices) != 1 or indices[0] is None or table in s.laid or s.program.value(table).dim() != 2:  # type: ignore[arg-type,index]
         return None

@@ -1,9 +1,14 @@
 """``ew.attention`` and ``ew.paged_attention``: attention over packed requests, captured and lowered form.
 
-Both: query head h reads key/value head h // (Nq / Nkv); scores are scale * q.k, then softcap * tanh(s / softcap)
-where ``softcap`` is not 0, then with ``slopes`` [Nq] slope * (key position - query position) added (ALiBi, Press et al.
-2021, https://arxiv.org/abs/2108.12409); a query at position p sees keys max(0, p-window+1) .. p, or 0 .. p where
-``window`` is 0; ``sinks`` [Nq] is one more logit a head in the softmax's denominator that carries no value.
+For both, query head h reads key/value head h // (Nq / Nkv). Scores are computed in these steps:
+
+1. scale * q.k
+2. If ``softcap`` isn't 0: softcap * tanh(score / softcap).
+3. With ``slopes`` [Nq]: slope * (key position - query position) is added (ALiBi, Press et al. 2021,
+   https://arxiv.org/abs/2108.12409).
+
+A query at position p sees the keys max(0, p-window+1) .. p, or 0 .. p if ``window`` is 0. ``sinks`` [Nq] are one more
+logit for each head in the softmax's denominator, which has no value.
 
 ``ew.attention`` of an encoder has ``causal`` False: a query sees all keys of its request, or those with
 |key position - query position| < window. Then the bias of ALiBi is -slope * |key position - query position|.
@@ -29,12 +34,14 @@ def request_of_token(q_start: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 def request_spans(arguments: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Returns the tokens of each request, (first, end), of an attention op's arguments by name."""
+    """Returns (first token, end) of each request in a step. ``arguments`` are those of an attention op, by name."""
     return list(pairwise(arguments["q_start"].tolist()))
 
 
 def of_one_request(arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Returns the arguments with tokens ``start`` to ``stop`` alone, which are one request's."""
+    """Returns an attention op's arguments with the tokens ``start`` to ``stop`` alone, which are those of one
+    request.
+    """
     tokens = {name: arguments[name][start:stop] for name in ("q", "k", "v") if name in arguments}
     return {**arguments, **tokens, "q_start": torch.tensor([0, stop - start])}
 

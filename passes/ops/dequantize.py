@@ -26,8 +26,9 @@ def dequantize(
 ) -> torch.Tensor:
     """values e4m3fn or int8 [.., N, K] times scales float16 [.., N, G], plus offsets if any -> float32 [.., N, K].
 
-    G groups of ``group_size`` neighbours along K, the last one shorter where they don't divide it; 0: all of K is one.
-    ``bits``: 4 or 8, which integers the values are. Every product is exact: at most 8 bits times 11.
+    A group is ``group_size`` neighbours along K, and the last one may be shorter; 0 makes all of K one group. ``bits``
+    says
+    which integers the values are: 4 or 8. Every product is exact, because the factors have at most 8 and 11 bits.
     """
     size = values.shape[-1]
 

@@ -24,9 +24,9 @@ def expert_activation(
 ) -> torch.Tensor:
     """Computes what is between an expert's two products: [.., 2I] -> [.., I] if ``gated``, else [.., I] -> [.., I].
 
-    Gated, with gate and up the halves, it is act(gate) * (up + offset). ``limit``, if not 0, is the largest gate and
-    the largest magnitude of up. ``alpha`` is 1 but for silu, which then is gate * sigmoid(alpha * gate). Raises
-    ValueError for an unknown kind.
+    If gated, the halves are gate and up, and the result is act(gate) * (up + offset). If ``limit`` isn't 0, gate is
+    clamped to at most ``limit``, and up to -limit .. limit. An ``alpha`` other than 1 is only for silu: act is then
+    gate * sigmoid(alpha * gate). Raises ValueError for an unknown kind.
     """
     if kind not in EXPERT_KINDS or (alpha != 1.0 and kind != "silu"):
         raise ValueError(f"ew.moe: kind {kind!r} with alpha {alpha}; there are {EXPERT_KINDS}, alpha is silu's alone")
@@ -100,9 +100,9 @@ def grouped_linear(
 ) -> torch.Tensor:
     """x [M, K], starts [E + 1], weight [E, N, K], bias [E, N] -> [M, N]: each row times its expert's weight, plus bias.
 
-    Then the activation, one of ``LINEAR_ACTIVATIONS`` or none.
-
-    Row m is expert e's if starts[e] <= m < starts[e + 1]; starts[0] is 0 and starts[E] is M.
+    Row m belongs to the expert e with starts[e] <= m < starts[e + 1]; starts[0] is 0 and starts[E] is M. ``activation``
+    is
+    applied to the sums: one of ``LINEAR_ACTIVATIONS``, or "".
     """
     out = x.new_empty((x.shape[0], weight.shape[1]), dtype=accumulate_dtype(x))
     for e, (first, last) in enumerate(pairwise(starts.tolist())):

@@ -14,7 +14,7 @@ NAMESPACE = "ew"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
-"""Op name -> the plain torch function that defines it; also its decomposition for a target that lacks the op."""
+"""Op name -> the plain torch function that defines it, which targets without the op use in its place."""
 
 
 def register(reference: Callable[..., Any], *, fake: Callable[..., Any]) -> None:
@@ -23,8 +23,9 @@ def register(reference: Callable[..., Any], *, fake: Callable[..., Any]) -> None
     Args:
         reference: its implementation on every device: plain torch, pure, with contiguous results that never alias an
             argument.
-        fake: returns results of the same shapes from arguments without data, and must not specialise T, B or R. It is
-            called with the arguments that it names.
+        fake: infers the results' shapes and types from fake tensors, without specialising T, B or R. It may have only
+            some
+            of the reference's parameters, by the same names.
     """
     name = reference.__name__
     # SymInt is what may be symbolic; an op's own numbers are fixed when a program is made.
@@ -36,7 +37,9 @@ def register(reference: Callable[..., Any], *, fake: Callable[..., Any]) -> None
 
 
 def _with_needed(op: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that takes all arguments of the op, and passes ``fake`` those for which it has parameters."""
+    """Returns a function that takes all arguments of the op, and calls ``fake`` with those that it has parameters
+    for.
+    """
     schema = getattr(getattr(torch.ops, NAMESPACE), op).default._schema
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
     needed = tuple(inspect.signature(fake).parameters)

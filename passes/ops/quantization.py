@@ -1,18 +1,19 @@
 """Products of integers: how activations are quantized, and what linears and embeddings of quantized weights give.
 
-A value is an integer times the scale of its group, which is ``group_size`` neighbours along the last dimension, the
-last group being shorter where they don't divide it; 0 makes all of it one group. Activations are 8-bit integers in
--127 .. 127 with float32 scales. Weights have float16 scales, and are int8 tensors of either
+A value is an integer times the scale of its group. A group is ``group_size`` neighbours along the last dimension, and
+the last one may be shorter; 0 makes all of the dimension one group. Activations are 8-bit integers in -127 .. 127 with
+float32 scales. Weights have float16 scales, and are int8 tensors of either
 
     8 bits           -128 .. 127
     4 bits           -8 .. 7, in groups of 16, 32, 64 or 128 that divide K, or of K; and activations in the same groups
     4 with offsets   0 .. 15; a weight is value * scale + offset, with a float16 offset for each group
     5 and 6 bits     -16 .. 15, with offsets 0 .. 31, and -32 .. 31: alike
 
-Scales and offsets may be bytes in blocks of 8 or 16 groups instead: int8 [.., N, blocks * (2 + block)], of each block
-first the two bytes of a float16, then the signed byte of each group that multiplies it, which is exact in float32.
+Scales and offsets may be bytes in blocks of 8 or 16 groups instead: int8 [.., N, blocks * (2 + block)]. A block begins
+with the two bytes of a float16. Then comes a signed byte for each group, by which the float16 is multiplied; that is
+exact in float32.
 
-The order of sums is docs/inside/numerics.md's.
+docs/inside/numerics.md describes the order of sums.
 """
 
 from __future__ import annotations
@@ -54,12 +55,15 @@ def scales_in_blocks(scales: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def block_bytes(halves: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """float16 [.., blocks] and int8 [.., blocks, block] -> scales in blocks, int8 [.., blocks * (2 + block)]."""
+    """Packs the float16 ``halves`` [.., blocks] and the int8 ``own`` [.., blocks, block] as scales in blocks.
+
+    Returns int8 [.., blocks * (2 + block)]: for each block its float16, then the bytes of its groups.
+    """
     return torch.cat((halves[..., None].contiguous().view(torch.int8), own), -1).flatten(-2)
 
 
 def scales_as_floats(scales: torch.Tensor, groups: int) -> torch.Tensor:
-    """Returns scales, or offsets, of that many groups as float32 [.., groups], whether they are in blocks or not."""
+    """Returns scales, or offsets, as float32 [.., groups], whether they are stored in blocks or not."""
     if scales.dtype != torch.int8:
         return scales.float()
     of_block = scales.unflatten(-1, ((scales.shape[-1] - groups) // 2, -1))
@@ -171,8 +175,8 @@ def quantized_embedding(
 ) -> torch.Tensor:
     """ids [T], table int8 [V, H], scales and offsets float16 [V, groups], or bytes in blocks -> float32 [T, H].
 
-    The rows times their scales, plus their offsets where there are any. The products are exact unless 8 bits have
-    scales in blocks: a value of at most 8 bits times one of 11, or one of 6 times one of 18.
+    The rows are multiplied by their scales, and then offsets are added if there are any. The products are exact in
+    float32, except for 8 bits with scales in blocks.
     """
     rows, size = ids.long(), table.shape[1]
     groups = groups_of(size, group_size)
@@ -224,7 +228,7 @@ def quantized_grouped_linear(
 
 
 def storage_of(bits: int) -> Storage:
-    """Returns the format of integers of that many bits."""
+    """Returns the weight format of integers of this many bits."""
     return cast("Storage", f"int{bits}")
 
 
@@ -287,7 +291,7 @@ def _check_groups(
 
 
 def quantized_shapes(x: torch.Tensor, size: int, group_size: int) -> Quantized:
-    """Infers the results of ``quantize_activation`` for a tensor of x's shape with ``size`` values in its last
+    """Returns empty results of ``quantize_activation``, for a tensor of x's shape with ``size`` values in the last
     dimension.
     """
     torch._check(group_size >= 0, lambda: f"groups of {group_size}")

@@ -32,13 +32,17 @@ STORED: Mapping[str, torch.dtype] = {
 FEW_BITS: Mapping[str, tuple[int, int]] = {
     dtype: of.few_bits for dtype, of in KV_FORMATS.items() if of.few_bits is not None
 }
-"""The bits of keys and of values of the formats of rotated integers."""
+"""The cache formats of rotated integers -> the bits of a key's and of a value's number."""
 
 NORMAL = (-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127)
-"""The integers of 4 bits, near the best 16 values for a normal distribution, which rotated numbers nearly have."""
+"""The 16 integers that 4-bit caches store. They are near the best 16 values for a normal distribution, which rotated
+numbers nearly have.
+"""
 
 LARGEST_CODE = {STORED[dtype]: of.largest_code for dtype, of in KV_FORMATS.items() if of.largest_code is not None}
-"""The code of the largest magnitude of a token's head, by type of the cache."""
+"""The element type of a cache -> the code to which the number with the largest magnitude is scaled, for each token and
+head.
+"""
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,8 +73,11 @@ def dequantize_heads(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """Multiplies x [.., D] by a Hadamard matrix of signs, n numbers at a time; n is the largest power of two that
-    divides D. The order of the sums is that of few_bits.h."""
+    """Multiplies runs of n numbers of x [.., D] by a Hadamard matrix of signs; n is the largest power of two that
+    divides D.
+
+    The order of the sums is that of few_bits.h.
+    """
     size = x.shape[-1]
     half = (size & -size) // 2
     while half:
@@ -84,9 +91,11 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 def quantize_to_few_bits(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """x [T, Nkv, D] -> the contents of a cache of ``bits`` bits: integers int8 [T, Nkv, D] and scales float16 [T, Nkv].
 
-    With 8 bits they are any up to 127, with 5 and 6 odd ones up to 2^bits - 1, and with 4 those of ``NORMAL``.
+    The integers are -127 to 127 for 8 bits, odd ones up to 2^bits - 1 in magnitude for 5 and 6 bits, and those of
+    ``NORMAL`` for 4 bits.
 
-    A head is multiplied by 2^-h and rotated (``rotate``). h is half the logarithm of the rotated numbers, rounded down.
+    Before that, a head is rotated (``rotate``) in runs of n numbers and multiplied by 2^-h, where h is log2(n) / 2,
+    rounded down.
     """
     top = 127.0 if bits in (4, 8) else 2.0**bits - 1
     codes, scales = scale_to(rotate(x.float() * 2.0 ** -_halvings(x)), top)
@@ -101,7 +110,7 @@ def quantize_to_few_bits(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torc
 
 
 def round_to_few_bits(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Returns x [T, Nkv, D] as a cache of ``bits`` bits gives it back, in float32."""
+    """Returns x [T, Nkv, D] after a round trip through a cache of ``bits`` bits, in float32."""
     integers, scales = quantize_to_few_bits(x, bits)
     size = x.shape[-1]
     return rotate(integers.float()) * (scales.float() * (2.0 ** _halvings(x) / (size & -size)))[..., None]

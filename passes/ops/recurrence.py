@@ -24,13 +24,13 @@ NORM_EPSILON = 1e-6
 """Added to the sum of squares by ``ew.gated_delta_rule`` where it normalizes queries and keys."""
 
 Step = Callable[[torch.Tensor, Sequence[torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
-"""Computes one token of B requests: the states [B, ..] before it and its inputs -> the states after it, and its
-results.
+"""A function that computes one token of B requests: from the states [B, ..] before it and the token's inputs to (states
+after it, results).
 """
 
 
 Keep = Callable[[int, torch.Tensor], None]
-"""Takes the index of a token and the state [..] after it."""
+"""A function that is called with the index of a token and the state [..] after it."""
 
 
 def _scan(
@@ -43,9 +43,10 @@ def _scan(
         inputs: [T, ..] each.
         states: [B, ..], the states before the requests' first tokens.
         q_start: [B+1], the bounds of the requests.
-        keep: is called for every token.
+        keep: called after every token; None for no call.
 
-    Returns the results [T, ..] and the states [B, ..] after the last tokens.
+    Returns:
+        the results [T, ..], and the states [B, ..] after the last tokens.
     """
     starts = q_start.long()
     lengths = starts[1:] - starts[:-1]  # [B]
@@ -233,11 +234,16 @@ def gated_delta_rule(
 def _read_states(
     state: torch.Tensor, table: torch.Tensor, q_start: torch.Tensor, kv_len: torch.Tensor, first: int, shape: list[int]
 ) -> torch.Tensor:
-    """Returns the requests' states [B, *shape], which are values of the cache [P, F] from ``first`` on, one block a
-    request.
+    """Returns the requests' states [B, *shape], read from the cache ``state`` [P, F], where each request has one block.
 
-    ``table`` [B, M] has the block in its first column. The state of a request is zeros if its first token is in this
-    step, which is so if ``kv_len`` [B] equals its tokens in ``q_start`` [B+1].
+    Args:
+        state: the cache.
+        table: [B, M]; the first column has the block of each request.
+        q_start: [B+1], the bounds of the requests.
+        kv_len: [B], the tokens of each request up to the end of this step. A request whose tokens are all in this step
+            gets a state of zeros.
+        first: the position of the state in a block.
+        shape: the shape of one request's state.
     """
     size = math.prod(shape)
     states = state[table[:, 0].long()][:, first : first + size]  # [B, size]
@@ -246,14 +252,14 @@ def _read_states(
 
 
 class _After:
-    """The cache after a step: a copy of ``state`` [P, F] in which states are written from value ``first`` on.
+    """The cache after a step: a copy of ``state`` [P, F] into which states are written.
 
     Args:
         state: the cache before the step.
         first: the position of a state in its block.
-        slots: [T], the place of each token, in units of ``STATE_TOKENS`` a block, whose block gets the state after the
-            token as well; negative for none.
-        order: swaps the last two axes of a state [..], if True, to the order of the cache.
+        slots: [T]; the state after token t is stored in block ``slots[t] // STATE_TOKENS`` too, unless ``slots[t]`` is
+            negative.
+        order: True if the cache stores a state [..] with its last two axes swapped.
     """
 
     def __init__(self, state: torch.Tensor, first: int, slots: torch.Tensor, *, order: bool) -> None:
@@ -262,8 +268,8 @@ class _After:
 
     @property
     def keep(self) -> Keep | None:
-        """The function that stores the state [..] after a token, if the step wants a snapshot of it; None if the step
-        wants none, so that no token's state is looked at.
+        """The function that stores the state after a token if its slot asks for it; None if no slot of the step
+        does.
         """
         return self._keep if any(block >= 0 for block in self._blocks) else None
 
@@ -272,7 +278,7 @@ class _After:
             self._put(self._blocks[token], state)
 
     def write(self, table: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Stores the requests' states [B, ..] in the first blocks of their rows of ``table``; returns the cache."""
+        """Stores the requests' states [B, ..] in the blocks of the first column of ``table``, and returns the cache."""
         for block, state in zip(table[:, 0].tolist(), states, strict=True):
             self._put(block, state)
         return self.state

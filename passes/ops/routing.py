@@ -1,7 +1,7 @@
 """``ew.route_experts`` and ``ew.combine_experts``: tokens to their experts, sorted, and back.
 
-T tokens choose k of E experts each: T*k *places*, of which place t*k + j is token t's j-th choice. Sorting them by
-expert makes the rows of each expert neighbours, so that it is one product with them all (MegaBlocks; Gale et al.,
+T tokens choose k of E experts each: T*k *places*, of which place t*k + j is token t's j-th choice. After sorting by
+expert, the rows of each expert are neighbours, so that one product computes all of them (MegaBlocks; Gale et al.,
 https://arxiv.org/abs/2211.15841).
 """
 

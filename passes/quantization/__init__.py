@@ -1,1 +1,1 @@
-"""Passes that convert weights, and the activations they are multiplied with, to the recipe's formats."""
+"""Passes that convert weights, and the inputs of products with them, to the recipe's formats."""

@@ -1,7 +1,7 @@
-"""AWQ: scales channels and clips groups, so that rounding to 4 bits costs least where activations are large.
+"""AWQ: scales channels and clips groups, so that rounding to 4 bits causes the least error where activations are large.
 
-Lin et al. 2023, https://arxiv.org/abs/2306.00978. The program computes the same as before, up to rounding, until its
-weights are rounded.
+Lin et al. 2023, https://arxiv.org/abs/2306.00978. The scaled program computes the same as before, up to rounding of
+floats, until its weights are rounded to 4 bits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ew = torch.ops.ew
 
 
 class ApplyAwq(Pass):
-    """Scales and clips the weights of linears of 4 bits if the recipe's method is ``awq``: ``W * s``, with 1/s in
+    """Scales and clips the weights of 4-bit linears if the recipe's method is ``awq``: ``W * s``, with 1/s in the
     weights before.
 
     The pass needs calibration tokens, of which it uses at most 2048. The weights of one layer are in memory at a time.
@@ -66,7 +66,7 @@ class ApplyAwq(Pass):
 
 
 def _free(program: Program, linear: Node) -> bool:
-    """Returns True if no other call reads a linear's weight, and the weight isn't rounded yet."""
+    """Returns True if a linear's weight may change: no other call reads it, and it has no known integers."""
     weight = linear.args[WEIGHT_ARGUMENT[linear.target]]
     expr = program.weight_of(weight)
     unshared = isinstance(weight, Node) and len(weight.users) == 1
@@ -74,7 +74,7 @@ def _free(program: Program, linear: Node) -> bool:
 
 
 class _Clipping:
-    """Chooses the clipping of the groups of each linear's weight, after the scales are known."""
+    """Chooses the clipping of the groups of each linear's weight, once the scales of its input are known."""
 
     def __init__(self) -> None:
         self.choices: dict[Node, Choices] = {}

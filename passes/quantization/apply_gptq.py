@@ -1,9 +1,9 @@
 """Chooses integers of 2 to 6 bits by the outputs of layers on calibration tokens (GPTQ), one layer after the other.
 
-The program is evaluated once on all tokens. The input of a linear is computed with the integers of the layers before,
-and rounded as in the final program. It gives the Hessian and the integers, and with these the output for the next
-layers. So memory holds the weight and the Hessian of one layer at a time, for a model of any size. The integers are
-written to files if the context has a folder for them.
+The program is evaluated once on all tokens. The input of a linear is computed with the integers that were chosen for
+the layers before it, and is rounded as in the final program. From it come the Hessian and the integers of the linear;
+the output with these is the input of the next layers. So memory holds the weight and the Hessian of one layer at a
+time, for a model of any size. The integers are written to files if the context has a folder for them.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from .held_out import FEWEST_TOKENS, ROWS, LayerInputs, OutputErrors, tensors_of
 ew = torch.ops.ew
 
 LARGEST_INPUT = "largest input"
-"""The name of the metric for the largest magnitude of a linear's inputs."""
+"""The name of a metric: the largest magnitude of a linear's inputs."""
 
 TOKENS_USED = "tokens used"
-"""The name of the metric for the number of calibration tokens that fit into the memory budget."""
+"""The name of a metric: the number of calibration tokens, as many as fit into the memory budget."""
 
 
 class ApplyGptq(Pass):
-    """Gives the weights of 2 to 6 bits integers that GPTQ chooses, if the recipe's method is "gptq".
+    """Gives weights of 2 to 6 bits the integers that GPTQ chooses, if the recipe's method is "gptq".
 
     Other integers are used in these cases, which are recorded:
 
-    1. A weight that its file has as integers of the same format keeps them.
+    1. A weight whose file has integers of the same format keeps them.
     2. An expert with too few tokens is rounded to the nearest.
-    3. A weight, or an expert, is rounded to the nearest if that changes its output on held-out tokens less: GPTQ also
-    fits chance differences of few tokens.
+    3. A weight, or an expert, is rounded to the nearest if that changes its output on held-out tokens less. With few
+    tokens, GPTQ also fits their noise.
     """
 
     name = "apply_gptq"
@@ -81,7 +81,7 @@ class ApplyGptq(Pass):
 
 
 def _targets(program: Program, result: PassResult) -> list[Node]:
-    """Returns the linears of few bits whose weights aren't integers yet, in the program's order."""
+    """Returns the linears that GPTQ chooses integers for, in the program's order; records those that keep integers."""
     targets = []
     for node in program.nodes_of(*LINEARS):
         if not chooses("gptq", node.meta[FORMAT]):
@@ -99,7 +99,10 @@ def _targets(program: Program, result: PassResult) -> list[Node]:
 
 
 def _note_tokens(every: Sequence[torch.Tensor], used: Sequence[torch.Tensor], first: Node, result: PassResult) -> None:
-    """Records the number of calibration tokens that fit into memory, and a rejection at ``first`` if not all do."""
+    """Records the number of calibration tokens that are used, and a rejection at ``first`` if not all sequences are.
+
+    ``every`` has the token ids of all sequences, ``used`` those of the sequences that fit into memory.
+    """
     if len(used) < len(every):
         reason = f"only {len(used)} of {len(every)} sequences fit into the memory that there may be"
         result.rejected.append(Rejection(first.name, "calibration", reason))
@@ -107,7 +110,7 @@ def _note_tokens(every: Sequence[torch.Tensor], used: Sequence[torch.Tensor], fi
 
 
 def _working_bytes(program: Program, node: Node) -> int:
-    """Returns the bytes that choosing the integers of a linear needs, besides its inputs and outputs."""
+    """Returns the bytes that choosing the integers of a linear needs in addition to its inputs and outputs."""
     *experts, rows, size = program.value(_weight(node)).shape
     # The weight as it is read, reordered and rounded, and all experts' integers; the Hessian, and its factor in
     # float64 and float32.
@@ -129,7 +132,9 @@ def _is_chosen(expr: WeightExpr, code_format: CodeFormat | None) -> bool:
 
 
 def _replace(program: Program, weight: Node, chosen: ChosenCodes) -> None:
-    """Replaces a weight by its integers for all its readers of that format, such as a tied embedding."""
+    """Makes all readers of a weight that have the format of its chosen integers, such as a tied embedding, read
+    these.
+    """
     new = program.weight(f"{weight.target}.gptq", chosen, where=weight.meta[WHERE])
     for user in list(weight.users):
         if FORMAT in user.meta and CodeFormat.of(user.meta[FORMAT]) == chosen.format:
@@ -137,7 +142,7 @@ def _replace(program: Program, weight: Node, chosen: ChosenCodes) -> None:
 
 
 class _Sweep:
-    """Chooses integers as the program runs: ``look`` computes each linear that gets some.
+    """Chooses the integers of linears while the program is evaluated: ``look`` computes each of the ``targets``.
 
     Attributes:
         chosen: the node of a weight -> its integers.
@@ -152,7 +157,11 @@ class _Sweep:
         self._inputs: dict[tuple[Any, WeightFormat], LayerInputs] = {}
 
     def look(self, node: Node, args: Sequence[Any]) -> Any:
-        """Returns the result of a linear with its chosen integers; None for the last one, which no other call reads."""
+        """Returns the result of a linear with its chosen integers; None for the last linear, whose result nothing
+        reads.
+
+        ``args`` has the values of its arguments.
+        """
         where = join_where(node.meta[WHERE])
         self._context.progress(self._total - len(self._left), self._total, where)
         del self._left[node]
@@ -173,7 +182,9 @@ class _Sweep:
         return out.view(*x.shape[:-1], -1)
 
     def _choose(self, node: Node, weight: Node, rows: Sequence[torch.Tensor]) -> None:
-        """Chooses the integers of all experts, or of one matrix; ``rows`` are the inputs [M, K] of each."""
+        """Chooses the integers of a weight: of one matrix, or of all experts. ``rows`` has the inputs [M, K] of
+        each.
+        """
         expr = self._program.weight_of(weight)
         assert expr is not None
         where, code_format = join_where(node.meta[WHERE]), CodeFormat.of(node.meta[FORMAT])
@@ -214,8 +225,9 @@ class _Sweep:
         self.chosen[weight] = ChosenCodes.of(expr, code_format, codes, file)
 
     def _input_of(self, node: Node, rows: torch.Tensor) -> LayerInputs:
-        """Returns the Hessian of the inputs of a node. Linears of one input share it; there are too many experts for
-        that.
+        """Returns the Hessian of a linear's inputs ``rows`` [M, K], with samples of these.
+
+        Linears with the same input share it, except for experts, of which there are too many.
         """
         key = (node.args[0], node.meta[FORMAT])
         if node.target is not ew.linear.default or self._readers[key] == 1:
@@ -234,7 +246,10 @@ class _Sweep:
         biases: Any,
         out: torch.Tensor,
     ) -> None:
-        """Writes the products with the chosen integers to ``out`` [M, N]."""
+        """Writes the products of ``rows`` [M, K] with the chosen integers to ``out`` [M, N].
+
+        ``starts`` are the bounds of the rows of each expert, and ``biases`` has one bias, or None, for each.
+        """
         codes = chosen.codes()
         for e, (start, stop) in enumerate(pairwise(starts)):
             if start < stop:

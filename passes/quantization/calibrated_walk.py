@@ -1,4 +1,4 @@
-"""Evaluates a program on calibration tokens once, up to the last call that a pass observes."""
+"""Evaluates a program once on calibration tokens, up to the last call that a pass observes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..ir.program import Program
 from ..ops.quantization import quantize_activation
 
 Look = Callable[[Node, Sequence[Any]], Any]
-"""A function of a call and its arguments' values that returns the call's value."""
+"""A function that computes a call in place of its op, from the call and the values of its arguments."""
 
 
 def walk(
@@ -29,9 +29,10 @@ def walk(
 
     Args:
         program: the program.
-        targets: calls -> the functions that compute them instead.
+        targets: calls -> the functions that compute them in place of their ops.
         sequences: token ids, [S] each.
-        unread: the names of weights that only targets read. These get tensors with a shape and without values.
+        unread: the names of weights that only targets read. Targets get tensors of their shape on the device "meta",
+            without values.
     """
     fast = FastEvaluation(program, WeightCache(0))  # each weight is used once
     left = dict(targets)
@@ -54,14 +55,14 @@ def walk(
 def calibration_tokens(
     program: Program, context: PassContext, who: str, working: Mapping[Node, int], most: int | None = None
 ) -> list[torch.Tensor]:
-    """Returns evenly spread calibration sequences, as many as fit into the memory budget.
+    """Returns evenly spaced calibration sequences, as many as fit into the memory budget.
 
     Args:
         program: the program to evaluate on them.
-        context: with the sequences and the memory budget.
-        who: the subject of the error, such as "the pass wanda".
-        working: calls -> the bytes that observing them needs, in the order of the program; the last one is the last
-            call that is computed.
+        context: has the sequences and the memory budget.
+        who: the subject of the error message, such as "the pass wanda".
+        working: calls -> the bytes that observing them needs, in the order of the program. The evaluation ends with the
+            last one.
         most: the approximate number of tokens; None for all.
 
     Raises:
@@ -90,7 +91,7 @@ def calibration_tokens(
 
 
 def as_multiplied(x: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:
-    """Rounds inputs [.., K] as products with weights of a format do, and returns them as float32."""
+    """Rounds inputs [.., K] as products with weights of this format do, and returns them as float32."""
     if weight_format.activation == "int8":
         group = weight_format.activation_group_size
         values, scales, _ = quantize_activation(x, group)

@@ -1,4 +1,6 @@
-"""Products and tables in bf16: weights are rounded at export, inputs before a product, and sums are 32-bit floats."""
+"""Converts products and tables to bf16: weights are rounded at export, inputs before a product. Sums are 32-bit
+floats.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 def _wide(program: Program) -> list[Node]:
-    """Returns the calls with the format bf16 that aren't converted yet."""
+    """Returns the calls with the format bf16 whose weights aren't converted yet."""
     nodes = program.nodes_of(*LINEARS, ew.embedding.default)
     return [n for n in nodes if n.meta[FORMAT].storage == "bf16" and _weight(program, n).dtype != torch.bfloat16]
 
 
 class CastWeightsToBf16(Pass):
-    """Converts the weights, and the inputs, of linears, grouped linears and embeddings whose format is bf16.
+    """Converts the weights and the inputs of linears, grouped linears and embeddings whose format is bf16.
 
-    Products of one input share its conversion.
+    Products with the same input share its conversion.
     """
 
     name = "cast_weights_to_bf16"

@@ -1,4 +1,4 @@
-"""Chooses the format of the weight of every linear, grouped linear and embedding, which later passes apply."""
+"""Chooses the format of the weight of every linear, grouped linear and embedding. Later passes convert the weights."""
 
 from __future__ import annotations
 
@@ -32,20 +32,24 @@ from ..ir.weights import COMPUTED
 aten, ew = torch.ops.aten, torch.ops.ew
 
 FORMAT = "format"
-"""Key in ``node.meta`` of every product and embedding: the ``WeightFormat`` of its weight."""
+"""The key in ``node.meta`` of products and embeddings that has the ``WeightFormat`` of their weight."""
 
 LINEARS: tuple[Target, ...] = (ew.linear.default, ew.grouped_linear.default)
 """Ops whose weight [.., N, K] is multiplied."""
 WEIGHT_ARGUMENT: dict[Target, int] = {ew.linear.default: 1, ew.grouped_linear.default: 2, ew.embedding.default: 1}
 
 FEWEST_OUTPUTS = 32
-"""The rows of a panel. A product with fewer outputs is stored as a whole panel: a narrower format saves little."""
+"""The rows of a panel. A product with fewer outputs is stored as a whole panel, so a narrower format would save
+little.
+"""
 
 LARGE_TABLE = 16
-"""A table with fewer rows than the largest one by this factor, such as one of positions, isn't rounded to integers."""
+"""A table isn't rounded to integers if the largest table has more than this many times its rows. An example is a table
+of positions.
+"""
 
 LONGEST_SUM = 1 << 16
-"""The number of products of any 8-bit integers whose sum fits into an int32, with weights taken as 0 .. 255."""
+"""The number of products of 8-bit integers whose sum always fits into an int32, with weights shifted to 0 .. 255."""
 
 _CHOOSERS: dict[Target, tuple[int, ...]] = {
     aten.topk.default: (0,),
@@ -55,26 +59,31 @@ _CHOOSERS: dict[Target, tuple[int, ...]] = {
     ew.route_experts.default: (0,),
     ew.combine_experts.default: (2,),
 }
-"""Ops that choose, or weigh chosen values, -> the numbers of the arguments by which they do."""
+"""Ops that choose values, or weigh chosen ones -> the indices of the arguments that decide the choice."""
 
 
 class ChooseFormats(Pass):
-    """Writes ``meta["format"]``: the format of an override, or else the default.
+    """Sets ``meta["format"]`` of calls with weights: the format of an override, or otherwise the default.
 
-    The default is ``formats.embeddings``, if it is set, for tables and for the product that gives the logits, and
-    ``formats.default`` for all others. With ``keep_blocks`` the default is the format in which the weight is stored, if
-    it is stored as integers. A fused product whose parts are stored in different formats can't keep them.
+    The default is ``formats.embeddings``, if it is set, for tables and for the product that computes the logits, and
+    ``formats.default`` for all others. With ``keep_blocks``, the default of a weight that is stored as integers is the
+    format in which it is stored. A fused product whose parts are stored in different formats can't keep them.
 
-    Some weights keep their floats instead of the default: those of a product that decides which experts a token takes
-    (a router: rounding it would change which weights are read), of a product with fewer than 32 outputs, and tables
-    that the model computes (the sines of positions, which are exact). So do tables with less than a 16th of the rows of
-    the largest one (learned positions, token types), if the default is integers: each row is part of many texts. An
-    override is applied to these too. Weights that are computed from the inputs, and integers, never have another
-    format.
+    Some weights stay floats, against the default:
+
+    - The weight of a product that decides which experts a token takes (a router). Rounding it would change which
+      experts' weights are used.
+    - The weight of a product with fewer than 32 outputs.
+    - A table that the model computes, such as sines of positions, which are exact.
+    - A table with less than a 16th of the rows of the largest one (learned positions, token types), if the default is
+      integers: each of its rows is used in many texts.
+
+    An override applies to these too. Weights that are computed from the inputs, and weights of integers, never get
+    another format.
 
     A table that is also the weight of a product has the product's format, so that it is stored once. If the groups of a
-    weight don't fill whole blocks of scales, it has a float16 for each group. If the default is sparse, tables,
-    products that give the logits and experts have the dense form; an override to a sparse form is an error for them.
+    weight don't fill whole blocks of scales, each group has its own float16. If the default is sparse, tables, experts
+    and products that compute the logits are dense; an override that makes one of them sparse is an error.
     """
 
     name = "choose_formats"
@@ -137,11 +146,11 @@ def _without_format(program: Program) -> list[Node]:
 HAS_FORMATS = Condition(
     "formats have been chosen", lambda program: [describe_node(n) for n in _without_format(program)]
 )
-"""The condition that the passes after this one require."""
+"""The condition that formats have been chosen, which the later passes require."""
 
 
 def heads_of(program: Program) -> set[Node]:
-    """Returns the products that give the logits, after which there are only elementwise ops and choices of rows."""
+    """Returns the products that compute the logits: only elementwise ops and selections of rows follow them."""
     vocabulary = program.value(program.logits).shape[-1]
     seen, open_ = {program.logits}, [program.logits]
     heads = set()
@@ -159,9 +168,10 @@ def heads_of(program: Program) -> set[Node]:
 
 
 def _stored(program: Program, context: PassContext) -> dict[Node, frozenset[CodeFormat | None]]:
-    """Returns the formats of integers in which the weights of calls are stored, as far as targets read these.
+    """Returns for each call whose weight is stored as integers the formats of its rows, as targets can read them.
 
-    Raises RecipeError if no weight is stored as integers.
+    None among the formats is for floats, or for a format that a target doesn't read. Raises RecipeError if no weight is
+    stored as integers.
     """
     formats = {}
     for node in _of_weights(program):
@@ -178,7 +188,9 @@ def _stored(program: Program, context: PassContext) -> dict[Node, frozenset[Code
 
 
 def _kept(kind: CodeFormat | None, context: PassContext) -> CodeFormat | None:
-    """Returns the format in which targets can read stored integers of this format; None if they can't."""
+    """Returns the format in which targets can read integers that are stored in the format ``kind``; None if they
+    can't.
+    """
     for known in () if kind is None else (kind, kind.in_4_bits):
         stored = _as_stored(frozenset({known}))
         if stored is None or stored.everywhere or not context.common_formats:
@@ -187,7 +199,7 @@ def _kept(kind: CodeFormat | None, context: PassContext) -> CodeFormat | None:
 
 
 def _as_stored(kinds: frozenset[CodeFormat | None]) -> WeightFormat | None:
-    """Returns the format in which all parts of a weight are stored; None if there are several, or floats."""
+    """Returns the weight format for the formats of a weight's rows; None if these are several, or floats."""
     kind = next(iter(kinds)) if len(kinds) == 1 else None
     if kind is None:
         return None
@@ -214,9 +226,9 @@ def _overriding(
 
     Args:
         node: the call.
-        formats: the formats of the recipe.
-        own: the format without overrides.
-        used: the overrides that apply to a call; those that apply to this one are added.
+        formats: the recipe's formats.
+        own: the format of the call without overrides.
+        used: the overrides that apply to any call; those that apply to this call are added.
 
     Raises:
         PassError: the call stands for several modules, and these don't all have the same format.
@@ -236,7 +248,9 @@ def _overriding(
 
 
 def _unless(reason: str | None, wanted: WeightFormat, node: Node, result: PassResult) -> WeightFormat:
-    """Returns the wanted format, or adds a rejection and returns floats if there is a reason against the format."""
+    """Returns ``wanted`` if ``reason`` is None. Otherwise it records the reason and returns the format of 32-bit
+    floats.
+    """
     if reason is None or wanted == WeightFormat():
         return wanted
     result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
@@ -244,7 +258,7 @@ def _unless(reason: str | None, wanted: WeightFormat, node: Node, result: PassRe
 
 
 def _why_only_float(program: Program, node: Node) -> str | None:
-    """Returns the reason why a weight can only be stored as floats; None if integers are possible."""
+    """Returns the reason why a call's weight can't be rounded to integers; None if it can."""
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
     if weight is None:
         return "its weight is computed from the inputs"
@@ -252,8 +266,9 @@ def _why_only_float(program: Program, node: Node) -> str | None:
 
 
 def _why_not_table(program: Program, node: Node, *, rounded: bool) -> str | None:
-    """Returns the reason why a table stays as floats; None if there is none. ``rounded``: the format is integers, and
-    the table isn't stored in it.
+    """Returns the reason why a table stays floats; None if there is none.
+
+    ``rounded``: True if the format is integers, and the table isn't stored in that format already.
     """
     if (reason := _why_only_float(program, node)) is not None:
         return reason
@@ -282,7 +297,9 @@ def _why_not_product(program: Program, node: Node) -> str | None:
 
 
 def _decides(node: Node) -> Node | None:
-    """Returns the op that chooses by the result of a node, directly or after ATen ops; None if there is none."""
+    """Returns the op that makes a choice by a node's result, directly or after other ATen ops; None if there is
+    none.
+    """
     seen, open_ = {node}, [node]
     while open_:
         value = open_.pop()
@@ -297,7 +314,9 @@ def _decides(node: Node) -> Node | None:
 
 
 def why_dense(node: Node, heads: set[Node]) -> str | None:
-    """Returns the reason why the weight of a call can't be sparse; None if it can."""
+    """Returns the reason why the weight of a call can't be sparse; None if it can. ``heads`` are the products that
+    compute the logits.
+    """
     if node.target is ew.embedding.default:
         return "a row of a table is looked up, not multiplied"
     if node.target is ew.grouped_linear.default:
@@ -306,8 +325,10 @@ def why_dense(node: Node, heads: set[Node]) -> str | None:
 
 
 def _in_smaller_groups(program: Program, node: Node, wanted: WeightFormat, result: PassResult) -> WeightFormat:
-    """Returns the wanted format; for products of heads whose inputs aren't whole groups, with the largest groups that
-    fit, or floats if none do. A recipe is written for a model's linears, which had more inputs.
+    """Returns ``wanted`` with smaller groups, for products of single heads whose inputs aren't whole groups.
+
+    It takes the largest groups that fit, or 32-bit floats if none do, and records the change. A recipe is written for a
+    model's own linears, which have more inputs than a head. Other formats are returned unchanged.
     """
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
     stored, group = wanted.stored, wanted.group_size
@@ -324,7 +345,9 @@ def _in_smaller_groups(program: Program, node: Node, wanted: WeightFormat, resul
 
 
 def _without_partial_blocks(program: Program, node: Node, wanted: WeightFormat, result: PassResult) -> WeightFormat:
-    """Returns the wanted format, without blocks of scales if the groups of the weight don't fill whole blocks."""
+    """Returns ``wanted``, without blocks of scales if the weight's groups don't fill whole blocks, which is
+    recorded.
+    """
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
     if weight is None or wanted.fits_blocks(weight.shape[-1]):
         return wanted
@@ -335,7 +358,7 @@ def _without_partial_blocks(program: Program, node: Node, wanted: WeightFormat, 
 
 
 def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set[Node]) -> WeightFormat:
-    """Returns a format adjusted to a weight's size. Raises PassError if the weight can't have it.
+    """Returns a format adjusted to a weight's size. Raises PassError if the weight can't have the format.
 
     Args:
         program: the program.
@@ -373,7 +396,7 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
 
 
 def _check_size(node: Node, chosen: WeightFormat, size: int) -> None:
-    """Raises PassError if a format needs an input dimension that is a multiple of a number which ``size`` isn't."""
+    """Raises PassError if the format needs a multiple of some number of inputs, and ``size`` isn't one."""
     group, stored = chosen.group_size, chosen.stored
     if not stored.fits(size, group or size):
         others = [f"groups of {g}" for g in stored.group_sizes if g and size % g == 0]

@@ -1,6 +1,4 @@
-"""Multiplies weights of integers by activations that aren't rounded, for targets that compute with floats of 16
-bits.
-"""
+"""Multiplies weights of integers by activations that aren't rounded, for targets that compute in 16-bit floats."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _LEFT = Condition(
 
 
 class DequantizeProducts(Pass):
-    """Turns ``ew.quantized_linear`` of a quantized activation into ``ew.linear`` of the activation with
+    """Replaces ``ew.quantized_linear`` by ``ew.linear`` of the activation before it was quantized, and of an
     ``ew.dequantize`` of the weight.
 
     Grouped products and tables are changed likewise. Weights stay as they are stored, and kernels dequantize them.
@@ -63,8 +61,9 @@ class DequantizeProducts(Pass):
 
 
 def _floats(program: Program, node: Node, made: dict[Node, Node], of: tuple[Any, ...]) -> Node:
-    """Returns the node with the floats of a weight of integers, which all its readers share; ``made`` are the existing
-    ones.
+    """Returns an ``ew.dequantize`` of a weight of integers, which all readers of the weight share.
+
+    ``of`` has the op's arguments, the values first. ``made`` maps values to existing calls; a new one is added.
     """
     if of[0] not in made:
         made[of[0]] = program.call(ew.dequantize.default, *of, where=node.meta[WHERE])
@@ -72,7 +71,9 @@ def _floats(program: Program, node: Node, made: dict[Node, Node], of: tuple[Any,
 
 
 def _activation(values: Node) -> Node:
-    """Returns the value that was quantized to ``values``. Raises PassError if a pass has fused the quantization."""
+    """Returns the float value from which ``values`` was quantized. Raises PassError if a pass has fused the
+    quantization.
+    """
     if values.target is operator.getitem and isinstance(values.args[0], Node):
         quantize = values.args[0]
         if quantize.target is ew.quantize_activation.default and isinstance(quantize.args[0], Node):

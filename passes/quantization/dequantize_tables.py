@@ -20,9 +20,9 @@ _LEFT = Condition(
 
 
 class DequantizeTables(Pass):
-    """Turns ``ew.quantized_embedding`` into ``ew.embedding`` of the floats of its integers.
+    """Replaces ``ew.quantized_embedding`` by ``ew.embedding`` of the dequantized floats.
 
-    A table that is also the head's weight is stored twice: as integers for the head too.
+    A table that is also the head's weight is then stored twice, as integers for the head.
     """
 
     name = "dequantize_tables"

@@ -1,15 +1,17 @@
-"""GPTQ: chooses integers of 2 to 6 bits column by column; later columns compensate for the rounding error of each.
+"""GPTQ: chooses integers of 2 to 6 bits column by column. Later columns compensate for the rounding error of each.
 
 Frantar et al. 2022, https://arxiv.org/abs/2210.17323. For a weight W [N, K] and inputs X [T, K] it minimises ||X W^T -
-X Q^T||, for which it needs X^T X [K, K] alone. As there: columns in blocks, the factor of the damped inverse Hessian,
-and columns of the largest inputs first (activation order). Different from there:
+X Q^T||, for which it needs only X^T X [K, K]. As in the paper, columns are processed in blocks, with the factor of the
+damped inverse Hessian, and the columns of the largest inputs first (activation order). The differences from the paper:
 
 - Groups are static: their scales are chosen first, so that columns can have any order and a group's columns stay
-together.
+  together.
 - A scale is the best of some candidates by the squared error of its group, weighted by the inputs of each column.
-- After the integers are known, all scales of a row are solved for together, which only reduces the error. This is left
-out for weights of more than 2048 columns, where it would take longer than all else, and for scales in blocks.
-- The factor is computed in float64, in place and in panels: X^T X of a few strong directions is badly conditioned.
+- When the integers are known, all scales of a row are solved for together, which can only reduce the error. This is
+  left out for weights of more than 2048 columns, where it would take longer than all the rest, and for scales in
+  blocks.
+- The factor is computed in float64, in place and in panels, because X^T X with few strong directions is badly
+  conditioned.
 - A column that is zero on every token is rounded to the nearest, not set to zero: other texts may need it.
 """
 
@@ -33,22 +35,22 @@ MOST_DAMPING = 10.0
 """The largest damping: with more, the Hessian has no effect."""
 
 MOST_TO_REFIT = 2048
-"""The most columns of a weight whose scales are solved for again. That reduces an error by 1 to 4 %, and takes three
-times as long as all the rest for wide layers.
+"""The most columns of a weight whose scales are solved for again. That reduces an error by 1 to 4 %. For wide layers it
+takes three times as long as all the rest.
 """
 
 _BLOCK = 64
-"""The number of columns whose updates of all later columns are done together."""
+"""The number of columns that are rounded before all columns after them are updated together."""
 
 _PANEL = 256
 """The number of columns of the factor that are computed at a time."""
 
 _CHUNK_ELEMENTS = 1 << 22
-"""The number of elements of a weight that are processed together where rows are independent."""
+"""The number of elements of a weight that are processed together in steps that treat rows independently."""
 
 
 class Hessian:
-    """X^T X of a linear's inputs, gathered token by token.
+    """X^T X of a linear's inputs, summed up as tokens are added.
 
     Attributes:
         size: K.
@@ -70,11 +72,11 @@ class Hessian:
 
 @dataclass(frozen=True)
 class Factor:
-    """The factor for the updates of columns: R, upper triangular, with R^T R the inverse of the damped Hessian in their
-    order.
+    """The upper triangular matrix R by which rounding errors are distributed: R^T R is the inverse of the damped
+    Hessian.
 
     Attributes:
-        order: [K], the columns in the order in which they are rounded.
+        order: [K], the columns in the order in which they are rounded, which is the order of R.
         upper: [K, K] float32, R.
         damping: the damping that was needed, as a share of the mean of the diagonal.
         unused: the number of columns that are zero on every token.
@@ -89,12 +91,12 @@ class Factor:
 def factorize(hessian: torch.Tensor, *, activation_order: bool = True, damping: float = DAMPING) -> Factor:
     """Returns the factor of X^T X [K, K].
 
-    If the matrix isn't positive definite with ``damping``, ten times as much is used, and so on.
+    If the matrix isn't positive definite with ``damping``, it is multiplied by ten until it is.
 
     Args:
         hessian: X^T X.
         activation_order: True to order columns by their inputs, the largest first.
-        damping: the share of the mean of the diagonal that is added to it.
+        damping: the number added to the diagonal, as a share of the diagonal's mean.
 
     Raises:
         PassError: the matrix isn't finite, or isn't positive definite with MOST_DAMPING.
@@ -125,7 +127,7 @@ def factorize(hessian: torch.Tensor, *, activation_order: bool = True, damping: 
 
 
 def _cholesky_in_place(a: torch.Tensor) -> bool:
-    """Replaces the lower triangle of ``a`` by its Cholesky factor; returns False if there is none."""
+    """Replaces the lower triangle of ``a`` by its Cholesky factor. Returns False if ``a`` isn't positive definite."""
     for start in range(0, len(a), _PANEL):
         stop = min(start + _PANEL, len(a))
         if start:
@@ -140,7 +142,7 @@ def _cholesky_in_place(a: torch.Tensor) -> bool:
 
 
 def _inverted_backwards(lower: torch.Tensor) -> torch.Tensor:
-    """Returns J L^-1 J as float32, with L the lower triangle of ``lower`` and J the reversal of rows."""
+    """Returns J L^-1 J as float32. L is the lower triangle of ``lower``, and J reverses the order of rows."""
     size = len(lower)
     upper = torch.zeros((size, size))
     for start in range(0, size, _PANEL):
@@ -160,14 +162,14 @@ def gptq(
     *,
     keep_zeros: bool = False,
 ) -> Codes:
-    """Chooses the integers of a weight.
+    """Chooses the integers of a weight by its inputs on calibration tokens.
 
     Args:
         weight: [N, K] float32.
         hessian: X^T X of its inputs, [K, K] float32.
         code_format: a format of integers, in groups that divide K.
         factor: the factor of ``hessian``; None computes it.
-        keep_zeros: True keeps zeros of the weight, as its sparsity requires.
+        keep_zeros: True if zeros of the weight stay zero, as sparsity requires.
 
     Raises:
         PassError: the weight is too large for float16 scales, or ``hessian`` is invalid; see ``factorize``.
@@ -184,13 +186,13 @@ def gptq(
 def choose_scales(
     weight: torch.Tensor, importance: torch.Tensor, code_format: CodeFormat
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the scales, and the offsets, with the least squared error.
+    """Returns the scales of a weight's groups, and offsets if the format has them, with the least squared error.
 
-    They are float16 [N, groups], or the nearest scales in blocks (``scales_in_blocks``).
+    They are float16 [N, groups], or the nearest ones in blocks (``scales_in_blocks``).
 
     Args:
         weight: [N, K] float32.
-        importance: [K], the weight of each column's error.
+        importance: [K], the factor of each column's squared error.
         code_format: the format of the integers; offsets are None if it has none.
 
     Raises:
@@ -223,8 +225,10 @@ def _round_columns(
     code_format: CodeFormat,
     keep_zeros: bool = False,
 ) -> torch.Tensor:
-    """Returns the integers [N, K], int8: columns in the order of the factor, each error distributed over later
-    columns.
+    """Rounds the columns of a weight in the order of the factor, and distributes the error of each over later columns.
+
+    Scales and offsets [N, groups] are given. With ``keep_zeros``, the weight's zeros stay zeros. Returns the integers
+    [N, K], int8.
     """
     upper, order, grid = factor.upper, factor.order, Grid.of(code_format.storage, offsets=code_format.offsets)
     columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours
@@ -262,7 +266,7 @@ def refit_scales(
     offsets: torch.Tensor | None,
     damping: float = DAMPING,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the best scales and offsets for known integers: least squares with the Hessian.
+    """Returns the best scales and offsets for known integers, by least squares with the Hessian.
 
     Each row gets the new or the old ones, whichever have the smaller error as float16.
 
@@ -271,7 +275,7 @@ def refit_scales(
         hessian: X^T X of its inputs.
         values: the integers [N, K].
         scales, offsets: the old ones; offsets are None if the format has none.
-        damping: see ``factorize``.
+        damping: the number added to the Hessian's diagonal, as a share of the diagonal's mean.
     """
     count, size = scales.shape[1], weight.shape[1] // scales.shape[1]
     unknowns = count * (1 if offsets is None else 2)

@@ -1,4 +1,4 @@
-"""Divides tokens into those that GPTQ fits integers to and held-out ones, and measures the errors of outputs on
+"""Divides tokens into those to which GPTQ fits integers and held-out ones, and measures the errors of outputs on
 both.
 """
 
@@ -18,35 +18,41 @@ from .calibrated_walk import as_multiplied
 from .gptq import Factor, Hessian
 
 FEWEST_TOKENS = 64
-"""The fewest tokens of an expert that GPTQ fits: fewer show too little of its inputs, and it is rounded to the
-nearest.
+"""The fewest tokens of an expert for which GPTQ chooses integers. Fewer don't represent its inputs, so it is rounded to
+the nearest.
 """
 
 DAMPING = "damping"
 NEAREST_ERROR, ERROR = "nearest: relative error", "relative error"
 HELD_OUT_NEAREST, HELD_OUT_ERROR = "nearest, held-out tokens: relative error", "held-out tokens: relative error"
-"""The names of metrics. Errors are of a linear's output: ||X W^T - X Q^T|| / ||X W^T||, for up to MEASURED tokens and
-as many outputs, evenly spread, with the integers that are used and with the nearest ones. Held-out tokens are those
-that no integers were fitted to."""
+"""Names of metrics: the error ||X W^T - X Q^T|| / ||X W^T|| of a linear's output on tokens that no integers were fitted
+to.
+
+The first is with the nearest integers, the second with the ones in use. At most MEASURED tokens and as many outputs are
+compared, evenly spaced.
+"""
 
 RUNS, HELD_OUT_EVERY = 32, 8
-"""The number of runs of neighbouring tokens, and the interval of held-out runs: whole sequences, if there are 32 of one
-length. A token next to a fitted one says little of others."""
+"""The number of runs of neighbouring tokens, and the interval of held-out runs: every eighth of 32.
+
+With 32 sequences of one length, a run is a sequence. Runs are long because a token next to a fitted one tells little
+about others.
+"""
 
 MEASURED = 512
 
 ROWS = 512
-"""The number of tokens that are rounded and multiplied at a time, so that the memory for it is small."""
+"""The number of tokens that are rounded and multiplied at a time, which limits the memory."""
 
 
 @dataclass
 class LayerInputs:
-    """The inputs of one expert, or of a whole linear.
+    """The inputs of one expert, or of a linear without experts.
 
     Attributes:
         hessian: X^T X of the fitted tokens.
-        fitted: some of the fitted tokens, to measure errors on.
-        held_out: some of the held-out tokens.
+        fitted: some of the fitted tokens, on which errors are measured.
+        held_out: some of the held-out tokens, likewise.
         factor: the factor of the Hessian; None until it is computed.
     """
 
@@ -57,7 +63,10 @@ class LayerInputs:
 
     @staticmethod
     def of(rows: torch.Tensor, wanted: WeightFormat) -> LayerInputs:
-        """Returns the sums of inputs [M, K], some of which are held out; ``wanted`` is the format of the weight."""
+        """Returns the Hessian and the samples of inputs [M, K], some of which are held out.
+
+        ``wanted`` is the format of the weight, for which the inputs are rounded.
+        """
         hessian = Hessian(rows.shape[-1])
         held_out = held_out_tokens(len(rows))
         for fitted, run in runs_of(held_out):
@@ -69,14 +78,14 @@ class LayerInputs:
 
 
 def held_out_tokens(tokens: int) -> torch.Tensor:
-    """Returns True [M] for the tokens that are held out; there are none among fewer than FEWEST_TOKENS."""
+    """Returns a mask [M] that is True for held-out tokens. ``tokens`` is M; below FEWEST_TOKENS none are held out."""
     if tokens < FEWEST_TOKENS:
         return torch.zeros(tokens, dtype=torch.bool)
     return torch.arange(tokens) * RUNS // tokens % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 
 def runs_of(held_out: torch.Tensor) -> list[tuple[bool, slice]]:
-    """Returns the runs of neighbouring tokens: True for fitted ones and False for held-out ones, and the slice."""
+    """Returns the runs of neighbouring tokens in a mask of held-out ones: (True for fitted tokens, slice) for each."""
     if not len(held_out):
         return []
     changes = (held_out.diff().nonzero()[:, 0] + 1).tolist()
@@ -84,14 +93,12 @@ def runs_of(held_out: torch.Tensor) -> list[tuple[bool, slice]]:
 
 
 def evenly_spread(rows: torch.Tensor) -> torch.Tensor:
-    """Returns at most MEASURED of the rows, evenly spread."""
+    """Returns at most MEASURED of the rows, evenly spaced."""
     return rows[:: -(-len(rows) // MEASURED) or 1]
 
 
 class OutputErrors:
-    """The squared errors of a weight's outputs, summed over its experts, with the chosen and with the nearest
-    integers.
-    """
+    """The squared errors of a weight's outputs, with the chosen and with the nearest integers, summed over experts."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
@@ -108,7 +115,7 @@ class OutputErrors:
             given: the inputs.
             weight: [N, K].
             chosen, nearest: the integers that GPTQ chose, and the nearest ones.
-            code_format: of both.
+            code_format: the format of both.
         """
         assert given.factor is not None
         self._damping = max(self._damping, given.factor.damping)
@@ -131,13 +138,15 @@ class OutputErrors:
         return keeps
 
     def of_worse(self) -> str:
-        """Returns a text with the errors on held-out tokens of the matrices that were rounded to the nearest."""
+        """Returns a text with the errors on held-out tokens of the matrices for which GPTQ was worse than the nearest
+        integers.
+        """
         gptq_error, nearest, size = self._worse
         size = size or gptq_error  # outputs that are all 0 have no relative error
         return f"a relative error of {(nearest / size) ** 0.5:.4f}, with GPTQ {(gptq_error / size) ** 0.5:.4f}"
 
     def metrics(self, where: str) -> list[Metric]:
-        """Returns the metrics of a layer at ``where``; an empty list without a matrix."""
+        """Returns the metrics of the layer at the module path ``where``; [] if no matrix was added."""
         errors = [
             Metric(where, name, (error / self._outputs[name]) ** 0.5 if self._outputs[name] else 0.0)
             for name, error in self._sums.items()

@@ -1,4 +1,4 @@
-"""Quantizes tables of embeddings to integers, which the head shares if it has the same weight."""
+"""Quantizes embedding tables to integers. A head with the same weight shares them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def _left(program: Program) -> list[str]:
 
 
 class QuantizeEmbeddings(Pass):
-    """Turns ``ew.embedding`` of a table of integers into ``ew.quantized_embedding``. A tied head shares the weight."""
+    """Replaces ``ew.embedding`` by ``ew.quantized_embedding`` if the table's format is integers. A tied head shares the
+    weight.
+    """
 
     name = "quantize_embeddings"
     exact = False

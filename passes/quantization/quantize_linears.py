@@ -1,4 +1,4 @@
-"""Products with weights of integers: an input is quantized once for all its readers, then multiplied."""
+"""Quantizes linears whose format is integers: an input is quantized once for all linears that read it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def _left(program: Program) -> list[str]:
 
 
 class QuantizeLinears(Pass):
-    """Turns ``ew.linear`` and ``ew.grouped_linear`` of integers into ``ew.quantize_activation`` and the quantized op.
+    """Replaces ``ew.linear`` and ``ew.grouped_linear`` by ``ew.quantize_activation`` and a quantized op if their format
+    is integers.
 
-    Products of one input with groups of one size share the quantized input.
+    Products with the same input and group size share the quantized input.
     """
 
     name = "quantize_linears"
@@ -54,8 +55,10 @@ class QuantizeLinears(Pass):
 
 
 def quantized_weight(program: Program, node: Node, wanted: WeightFormat) -> tuple[Node, Node, Node | None]:
-    """Returns the values, scales and offsets (None without any) of the weight of a node, which all its readers
-    share.
+    """Returns the values, scales and offsets of the weight of a call, in the format ``wanted``; offsets are None if it
+    has none.
+
+    All calls with this weight and format share them.
     """
     expr, code_format = program.weight_of(node), CodeFormat.of(wanted)
     assert expr is not None

@@ -11,7 +11,7 @@ from ..ir.weights import WeightExpr, sources_of
 
 
 def already_quantized(weights: Iterable[tuple[str, WeightExpr]]) -> list[StoredWeight]:
-    """Returns the weights that the source had as integers, by name; they must have been evaluated."""
+    """Returns the weights that are stored quantized in the source, by name. The weights must have been evaluated."""
     stored = []
     for name, expr in weights:
         if isinstance(expr, QuantizedScales | QuantizedOffsets):
@@ -25,7 +25,7 @@ def already_quantized(weights: Iterable[tuple[str, WeightExpr]]) -> list[StoredW
 
 
 def quantization_report(weights: Iterable[tuple[str, WeightExpr]]) -> QuantizationReport | None:
-    """Returns the counts of the evaluated weights, by name; None if nothing was quantized."""
+    """Returns the counts of the evaluated quantized weights, in total and by name; None if nothing was quantized."""
     counts: list[tuple[str, QuantizationCounts]] = []
     for name, expr in weights:
         if isinstance(expr, QuantizedValues) and expr.counts is not None:

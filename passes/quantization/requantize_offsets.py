@@ -1,4 +1,4 @@
-"""Converts int4 with an offset for each group to int4 without, for targets or recipes without offsets."""
+"""Converts int4 with an offset per group to int4 without offsets, for targets or recipes without offsets."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _treatment(context: PassContext) -> str:
 
 
 class RequantizeOffsets(Pass):
-    """Rounds the floats of integers with offsets to integers without offsets, in the same groups.
+    """Rounds integers with offsets, as dequantized floats, to integers without offsets in the same groups.
 
-    A weight is rounded twice, which costs more than rounding the source once. With ``offsets`` "refuse" in [engines]
-    such integers are an error, with "keep" they stay.
+    Such a weight is rounded twice, which causes more error than rounding the source once. With ``offsets`` "refuse" in
+    [engines] integers with offsets are an error; with "keep" they stay.
     """
 
     name = "requantize_offsets"
@@ -44,7 +44,7 @@ class RequantizeOffsets(Pass):
         return _treatment(context) != "keep"
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        """Raises PassError, naming the first weight, if offsets are refused."""
+        """Converts the weights. Raises PassError, naming the first weight with offsets, if the recipe refuses them."""
         result = PassResult()
         for node in _left(program):
             if _treatment(context) == "refuse":

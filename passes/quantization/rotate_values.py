@@ -1,9 +1,9 @@
-"""Rotates the values of attention, so that rounding them and the weights of their readers costs less.
+"""Rotates the values of attention, so that rounding them and the weights that read them causes less error.
 
 QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456, and SpinQuant's R2, Liu et al. 2024,
-https://arxiv.org/abs/2405.16406: the result of attention is linear in its values. So the values of each head can be
-multiplied by a Hadamard matrix, and the columns of the output projection by its inverse. Weights contain both, so that
-the program computes the same as before, up to rounding of floats, in the same time.
+https://arxiv.org/abs/2405.16406. The result of attention is linear in its values. So the values of each head can be
+multiplied by a Hadamard matrix, and the columns of the output projection by its inverse. Both are multiplied into the
+weights. The program then computes the same as before, up to rounding of floats, in the same time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from .scalable_channels import ATTENTIONS, Channels, channels_read_by, put_weigh
 
 
 class RotateValues(Pass):
-    """Rotates the values of each head if the recipe has ``rotate`` and their reader has a weight of integers.
+    """Rotates the values of each head if the recipe has ``rotate`` and the linear after the attention has a weight of
+    integers.
 
-    A head of D values is rotated in blocks of the largest power of two that divides D. Attention is left unchanged,
-    which is recorded, if its values aren't the result of a linear or its result has other readers; so are weights of
-    sparsity 2:4.
+    A head of D values is rotated in blocks of the largest power of two that divides D. An attention is left unchanged,
+    and
+    that is recorded, in these cases: its values aren't the result of a linear, its result has other readers, or its
+    weights
+    have the sparsity 2:4.
     """
 
     name = "rotate_values"
@@ -55,8 +58,10 @@ class RotateValues(Pass):
 
 
 def _rotate(program: Program, channels: Channels, exprs: dict[tuple[Node, int], WeightExpr]) -> str:
-    """Adds the rotated weights of an attention's values and readers to ``exprs``. Returns the reason if they can't be
-    rotated.
+    """Adds the rotated weights of an attention to ``exprs``: those that compute its values, and those that read its
+    result.
+
+    Returns "", or the reason why they can't be rotated.
     """
     producer = channels.producer
     assert producer is not None and producer.heads is not None

@@ -1,4 +1,4 @@
-"""Rounds the weights of products and tables that are multiplied with floats."""
+"""Rounds weights whose format has scales, but whose products and tables are computed with floats."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _is_rounded(program: Program, weight: Node) -> bool:
 
 
 def is_dequantized(weight: object) -> bool:
-    """Returns True if an argument is a weight that is stored as values and scales."""
+    """Returns True if a call's argument is an ``ew.dequantize`` of stored values and scales."""
     return isinstance(weight, Node) and weight.target is ew.dequantize.default
 
 

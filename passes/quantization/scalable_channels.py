@@ -1,9 +1,16 @@
-"""Finds values whose channels can be scaled: their readers, and the weights before them that take the inverse.
+"""Finds values whose channels can be scaled: the linears that read them, and the weights before them that take the
+inverse.
 
-For s > 0, ``linear(x, W)`` equals ``linear(x / s, W * s)``. The factor 1/s is applied to a weight before x, in which x
-must be linear: the weight and bias of a norm, the rows of a linear, the half of a gated activation without the
-function, the values of an attention (Lin et al. 2023, https://arxiv.org/abs/2306.00978). A norm's result that is also
-added to a sum, as in encoders with the norm after the sum, keeps its size: its linears read it multiplied by 1/s.
+For s > 0, ``linear(x, W)`` equals ``linear(x / s, W * s)``. The factor 1/s is multiplied into a weight before x, in
+which x must be linear. That can be (Lin et al. 2023, https://arxiv.org/abs/2306.00978):
+
+- the weight and bias of a norm,
+- the rows of a linear,
+- in a gated activation, the rows of the half to which the function isn't applied,
+- the linear that computes the values of an attention.
+
+In encoders with the norm after the sum, the norm's result is also a term of the next sum. Such a result isn't scaled
+itself: its linears read a copy that is multiplied by 1/s.
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ _SAME_CHANNELS: tuple[Target, ...] = (
     aten.reshape.default,
     aten.clone.default,
 )
-"""Ops that move tokens, or join the heads of a token, and keep the order of its channels."""
+"""Ops that select tokens, or join the heads of a token, and keep the order of its channels."""
 
 _NORM_WEIGHTS: dict[Target, tuple[int, ...]] = {
     ew.rms_norm.default: (1,),
@@ -40,7 +47,7 @@ _NORM_WEIGHTS: dict[Target, tuple[int, ...]] = {
     ew.add_rms_norm.default: (2,),
     ew.add_layer_norm.default: (2, 3),
 }
-"""The numbers of the arguments of a norm that are its weight and bias."""
+"""Norms -> the indices of the arguments that are their weight and bias."""
 
 _SUMS: tuple[Target, ...] = (aten.add.Tensor, ew.add_rms_norm.default, ew.add_layer_norm.default)
 """Ops that add a residual."""
@@ -50,11 +57,11 @@ ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.defau
 
 @dataclass(frozen=True)
 class Fold:
-    """A weight that is divided by s.
+    """A range of a weight that is divided by s.
 
     Attributes:
-        node, argument: the call, and the number of the argument with the weight.
-        axis: -2 or -1.
+        node, argument: the call, and the index of its argument that is the weight.
+        axis: the axis of the channels, -2 or -1.
         start, stop: the range along that axis.
     """
 
@@ -70,9 +77,10 @@ class Producer:
     """The calls that compute a value whose channels can be scaled.
 
     Attributes:
-        folds: the ranges of weights that take 1/s; () if the readers read a product with 1/s.
-        heads: (Nkv, Nq / Nkv, Dv) for an attention: s is for [Nkv * Dv], and the query heads of a key/value head share
-            its part. None if s is for the channels of the value.
+        folds: the ranges of weights that are multiplied by 1/s; () if a multiplication by 1/s is added before the
+            readers.
+        heads: for the result of an attention (Nkv, Nq / Nkv, Dv). Then s has Nkv * Dv numbers, and the query heads of a
+            key/value head share its part. None if s has one number for each channel of the value.
         experts: True if each expert has its own s.
     """
 
@@ -83,14 +91,15 @@ class Producer:
 
 @dataclass(frozen=True)
 class Channels:
-    """A value and the linears that read it.
+    """A value whose channels can be divided by factors s, with which the weights of its readers are then multiplied.
 
     Attributes:
         origin: the value.
-        readers: the linears.
+        readers: the linears that read it.
         producer: the calls that compute the value; None if it can't be scaled.
-        reason: the reason why it can't be scaled; "" otherwise.
-        tables: embeddings whose table is the weight of a reader; their results have to be divided by s.
+        reason: the reason why it can't be scaled; "" if it can.
+        tables: embeddings whose table is also the weight of a reader. The table is stored multiplied by s, so the
+            results of these embeddings have to be divided by s.
     """
 
     origin: Node
@@ -105,13 +114,13 @@ class _NotScalableError(Exception):
 
 
 def channels_read_by(program: Program, linears: list[Node], *, again: bool = False) -> list[Channels]:
-    """Returns the values that some linears read, each once, in order, with all linears that read them.
+    """Returns the values that ``linears`` read, each once and in order, with all linears that read it.
 
     Args:
         program: the program.
         linears: the linears.
-        again: True if weights with known integers may be rounded again, also those that are tables of embeddings, and
-            if calls may be added: a multiplication of a norm's result that is a residual too.
+        again: True if weights with known integers may be rounded again, also those that are tables of embeddings. Then
+            calls may be added too: the multiplication of a norm's result that is also a residual.
     """
     channels = []
     for origin in dict.fromkeys(_origin(n.args[0]) for n in linears):
@@ -128,8 +137,8 @@ def channels_read_by(program: Program, linears: list[Node], *, again: bool = Fal
 
 
 def keeps_integers(program: Program, linear: Node) -> bool:
-    """Returns True if a linear's weight is integers of its format already, which would be rounded again if it
-    changed.
+    """Returns True if a linear's weight has known integers of its format, which would have to be rounded again after a
+    change.
     """
     expr, weight_format = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]]), linear.meta.get(FORMAT)
     code_format = None if weight_format is None else CodeFormat.of(weight_format)
@@ -137,7 +146,9 @@ def keeps_integers(program: Program, linear: Node) -> bool:
 
 
 def _origin(value: object) -> Node:
-    """Returns the value from which ``value`` was computed by ops that don't mix channels."""
+    """Returns the value from which ``value`` is computed by ops in ``_SAME_CHANNELS``; ``value`` itself if there are
+    none.
+    """
     assert isinstance(value, Node)
     while value.target in _SAME_CHANNELS:
         first = value.args[0]
@@ -147,8 +158,8 @@ def _origin(value: object) -> Node:
 
 
 def _users(value: Node) -> Iterator[tuple[Node, Node]]:
-    """Yields the readers of a value, and of results of ops that don't mix its channels, with the value that
-    each reads.
+    """Yields (reader, value) for the readers of a value, directly or after ops in ``_SAME_CHANNELS``, and the value
+    that it reads.
     """
     for user in value.users:
         if user.target in _SAME_CHANNELS:
@@ -158,14 +169,15 @@ def _users(value: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _is_residual(origin: Node) -> bool:
-    """Returns True if a value is a norm's result that linears read and a sum adds."""
+    """Returns True if a value is a norm's result that is also an operand of a sum."""
     call = origin.args[0] if origin.target is operator.getitem else origin
     return getattr(call, "target", None) in _NORM_WEIGHTS and any(n.target in _SUMS for n, _ in _users(origin))
 
 
 def _check_readers(program: Program, origin: Node, again: bool, others: tuple[Target, ...]) -> tuple[Node, ...]:
-    """Returns the embeddings that share the weight of a reader. Raises _NotScalableError for other readers than
-    linears and ``others``.
+    """Checks that only linears with weights that may change read a value, apart from calls of the ops ``others``.
+
+    Returns the embeddings that share the weight of one of these linears. Raises _NotScalableError with the reason.
     """
     tables: list[Node] = []
     for user, value in _users(origin):
@@ -180,7 +192,9 @@ def _check_readers(program: Program, origin: Node, again: bool, others: tuple[Ta
 
 
 def _check_count(program: Program, origin: Node, producer: Producer, readers: tuple[Node, ...]) -> None:
-    """Raises _NotScalableError if the readers read another number of channels than is scaled."""
+    """Raises _NotScalableError if one of the linears ``readers`` reads another number of channels than the scaled value
+    has.
+    """
     count = producer.folds[0].stop - producer.folds[0].start if producer.folds else program.value(origin).shape[-1]
     if producer.heads is not None:
         count *= producer.heads[1]
@@ -190,8 +204,10 @@ def _check_count(program: Program, origin: Node, producer: Producer, readers: tu
 
 
 def _check_matrix(program: Program, linear: Node, tables: Sequence[Node] = (), again: bool = False) -> None:
-    """Raises _NotScalableError if a linear's weight has other readers than the linear and these embeddings, or may not
-    change.
+    """Raises _NotScalableError if a linear's weight may not change, or has readers other than the linear and
+    ``tables``.
+
+    ``again``: True if known integers may be rounded again.
     """
     weight = _weight_node(linear)
     expr = program.weight_of(weight)
@@ -239,7 +255,9 @@ def _norm(program: Program, call: Node) -> Producer:
 
 
 def _only_linear(value: object, reader: Node) -> Node:
-    """Returns ``value`` as a linear with the single reader ``reader``."""
+    """Returns ``value`` as a node. Raises _NotScalableError unless it is a linear's result that only ``reader``
+    reads.
+    """
     if not isinstance(value, Node) or value.target not in LINEARS:
         raise _NotScalableError(f"what {reader.name} ({reader.target}) reads isn't a linear's result")
     if set(value.users) != {reader}:
@@ -273,8 +291,10 @@ def _rows(program: Program, linear: Node, start: int, stop: int, readers: tuple[
 
 
 def _values(program: Program, attention: Node, readers: tuple[Node, ...], again: bool) -> Producer:
-    """Returns the producer of an attention's result, which is linear in its values; query heads of one value head share
-    its s.
+    """Returns the linear that computes an attention's values, as the producer of the attention's result.
+
+    The result is linear in the values, and the query heads of a value head share its s. Raises _NotScalableError if the
+    values aren't a linear's result alone.
     """
     q, _, v = attention.args[:3]
     if isinstance(v, Node) and v.target is operator.getitem:  # of a cache that this step's values were written to
@@ -315,12 +335,12 @@ def _weight_node(linear: Node) -> Node:
 
 
 class Scaling(NamedTuple):
-    """The scales of a value's channels.
+    """The scales s of a value's channels.
 
     Attributes:
         channels: the value.
-        factors: [1 or E, K], for its readers.
-        folded: s for its producer.
+        factors: s for its readers, [1 or E, K].
+        folded: s for its producer, whose channels may be fewer.
     """
 
     channels: Channels
@@ -329,7 +349,7 @@ class Scaling(NamedTuple):
 
 
 def scaled_weights(program: Program, scalings: Iterable[Scaling]) -> dict[tuple[Node, int], WeightExpr]:
-    """Returns weights with their factors, by call and argument, for ``put_weights``.
+    """Returns the scaled weights, by (call, index of the argument), as ``put_weights`` needs them.
 
     A weight can be multiplied by the scales of one value and divided by those of another.
     """
@@ -361,7 +381,7 @@ def scaled_weights(program: Program, scalings: Iterable[Scaling]) -> dict[tuple[
 
 
 def put_weights(program: Program, exprs: dict[tuple[Node, int], WeightExpr], suffix: str = "") -> None:
-    """Sets the weights of calls, under their old names with a suffix.
+    """Sets weights of calls, by (call, index of the argument), under their old names with ``suffix``.
 
     Without a suffix a weight keeps its name, unless another call reads the old weight.
     """
@@ -377,17 +397,17 @@ def put_weights(program: Program, exprs: dict[tuple[Node, int], WeightExpr], suf
 
 
 def divide_result(program: Program, table: Node, factors: torch.Tensor) -> None:
-    """Divides the result of a table of embeddings, [.., H], by ``factors`` [H]."""
+    """Divides the result of an embedding, [.., H], by ``factors`` [H]."""
     where = table.meta[WHERE]
     result = _quotient(program, table, factors, where, where[0])
     table.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
 
 
 def divide_inputs(program: Program, readers: Sequence[Node], factors: torch.Tensor) -> None:
-    """Divides the input [.., K] of linears by ``factors`` [K], once for each value that some of them read.
+    """Divides the input [.., K] of linears by ``factors`` [K]. Linears that read the same value share the division.
 
-    The division belongs to the module around the first linear, so that a comparison of values by module sees it before
-    the linear's input.
+    The division belongs to the module that contains the first linear. So a comparison of values by module sees it
+    before the linear's input.
     """
     for value in dict.fromkeys(reader.args[0] for reader in readers):
         assert isinstance(value, Node)
@@ -399,14 +419,14 @@ def divide_inputs(program: Program, readers: Sequence[Node], factors: torch.Tens
 
 
 def _quotient(program: Program, value: Node, factors: torch.Tensor, where: tuple[str, ...], name: str) -> Node:
-    """Returns a call that divides a value [.., H].
+    """Adds a call that divides a value [.., H] by ``factors``, and returns it.
 
     Args:
         program: the program.
         value: the value.
         factors: [H].
-        where: the modules that the call belongs to.
-        name: the path by which the weight is named.
+        where: the module paths of the call.
+        name: the path that begins the name of the weight with the factors.
     """
     inverse = Factors("1/s", 1 / factors)
     source = Source(

@@ -3,9 +3,9 @@ weight.
 
 Scales are s = m^alpha, normalised, with alpha from a grid. m is the mean magnitude of a channel (AWQ, Lin et al. 2023,
 https://arxiv.org/abs/2306.00978), or that divided by the magnitude of the channel's weights (SmoothQuant, Xiao et al.
-2023, https://arxiv.org/abs/2211.10438). The scale with the least error is chosen, with weights and activations rounded
-as in the final program. AWQ's second search chooses for each group of a weight the share of its range with the least
-error in the group's part of the sum.
+2023, https://arxiv.org/abs/2211.10438). The scales with the least error are chosen, with weights and activations
+rounded as in the final program. AWQ's second search chooses for each group of a weight the share of its range with the
+least error in the group's part of the product.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ ALPHAS = tuple(i / 20 for i in range(20))
 
 MOST_TOKENS = 256
 MOST_OUTPUTS = 512
-"""The most outputs of a weight, evenly spread, on which the errors of scales are measured."""
+"""The most outputs of a weight on which the errors of scales are measured; they are evenly spaced."""
 
 MOST_CALIBRATION_TOKENS = 2048
-"""The most tokens of the search: more don't change a mean magnitude."""
+"""The most tokens of the search. More would hardly change a mean magnitude."""
 
 _LAST_ROWS = 256
-"""The most tokens that go through the end of the program, where only sampled rows do."""
+"""The most rows that the end of the program computes, where only the sampled rows are needed."""
 
 _MOST_EXPERTS = 8
-"""The most experts of a layer in the search for the scale of their common input."""
+"""The most experts of a layer on which the scale of their common input is searched."""
 
 _CHUNK_ELEMENTS = 1 << 22
 _LEAST = 1e-5
-"""The least mean magnitude of a channel, as a share of the largest one, so that a channel that is always 0 has a usable
+"""The least mean magnitude of a channel, as a share of the largest one. It gives a channel that is always 0 a usable
 scale.
 """
 
 
 @dataclass
 class Product:
-    """A weight and its inputs.
+    """A weight and its inputs on calibration tokens.
 
     Attributes:
         x: [M, K], some of the tokens.
@@ -79,12 +79,12 @@ class Product:
 
 @dataclass(frozen=True)
 class Scales:
-    """The result of a search.
+    """The result of a search for scales.
 
     Attributes:
         factors: s [K].
-        alpha: its exponent.
-        before, after: the error relative to the size of the products, without and with s.
+        alpha: the exponent of s.
+        before, after: the errors without and with s, relative to the size of the products.
     """
 
     factors: torch.Tensor
@@ -100,7 +100,7 @@ def gram_of_groups(x: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def spread_rows(size: int, most: int) -> torch.Tensor:
-    """Returns at most ``most`` indices, evenly spread over ``size``."""
+    """Returns at most ``most`` of the indices below ``size``, evenly spaced."""
     return torch.arange(size) if size <= most else torch.arange(most) * size // most
 
 
@@ -110,14 +110,14 @@ def search_scales(
     alphas: Sequence[float] = ALPHAS,
     weights: torch.Tensor | None = None,
 ) -> Scales:
-    """Returns the scale of the channels that some products share.
+    """Returns the best scales of the channels of an input that some products share.
 
     Args:
         products: at least one product; all with the same K.
         magnitude: the mean |x| of each channel, [K]; equal for channels that have to share a scale.
         alphas: the exponents to try, 0 first.
-        weights: the magnitude of the weights of each channel, [K]; None tries powers of ``magnitude`` alone, otherwise
-            powers of ``magnitude / weights`` are tried too.
+        weights: the magnitude of the weights of each channel, [K], to try powers of ``magnitude / weights`` too; None
+            tries only powers of ``magnitude``.
     """
     bases = [_bounded(magnitude)]
     if weights is not None:
@@ -144,9 +144,9 @@ def search_scales(
 
 
 def search_clipping(product: Product, gram: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Returns the clipping of each group of ``weight * factors``: indices into SHARES, uint8 [N, K / G].
+    """Chooses the clipping of each group of ``weight * factors``. Returns indices into SHARES, uint8 [N, K / G].
 
-    The error of rounding a group by d is the sum of (d . x)^2 over all tokens, d^T gram d.
+    If rounding changes a group by d, the error is the sum of (d . x)^2 over all tokens, d^T gram d.
 
     Args:
         product: the weight and its inputs.
@@ -177,8 +177,9 @@ def search_clipping(product: Product, gram: torch.Tensor, factors: torch.Tensor)
 
 
 def output_error(product: Product, factors: torch.Tensor, choices: torch.Tensor) -> float:
-    """Returns the error of a clipped weight relative to the size of the exact product, over the sampled tokens and
-    outputs.
+    """Returns the error of a scaled and clipped weight, relative to the exact product, over sampled tokens and outputs.
+
+    ``factors`` is s [K]; ``choices`` has the index of each group's share, [N, K / G].
     """
     sampled, sampled_rows = _sampled(product)
     exact = sampled.x @ sampled.weight.t()
@@ -189,7 +190,9 @@ def output_error(product: Product, factors: torch.Tensor, choices: torch.Tensor)
 
 
 def _sampled(product: Product) -> tuple[Product, torch.Tensor]:
-    """Returns the product with fewer outputs, in proportion for each part, and the indices of these outputs."""
+    """Returns the product with at most MOST_OUTPUTS outputs, from each part in proportion, and the indices of these
+    outputs.
+    """
     rows, parts, start = [], [], 0
     for size in product.parts:
         most = max(1, MOST_OUTPUTS * size // len(product.weight))
@@ -201,7 +204,7 @@ def _sampled(product: Product) -> tuple[Product, torch.Tensor]:
 
 
 def _size_of_outputs(y: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:
-    """Returns for each output the root of the sum of squares of its part: [M, N] -> [N]."""
+    """Returns for each output the norm of its part of a product: y [M, N] -> [N]."""
     norms = [torch.full((p.shape[1],), max(float(p.square().sum()), 1e-30) ** 0.5) for p in y.split(parts, dim=-1)]
     return torch.cat(norms)
 
@@ -216,12 +219,14 @@ def _as_awq(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _normalised(scale: torch.Tensor) -> torch.Tensor:
-    """Normalises scales to a geometric mean of 1, so that small weights keep scales in float16's normal range."""
+    """Normalises scales to a geometric mean of 1, so that the scales of small weights stay in float16's normal
+    range.
+    """
     return scale / scale.log().mean().exp()
 
 
 def _rounded_product(product: Product, factors: torch.Tensor) -> torch.Tensor:
-    """Returns the product [M, N] of rounded activations and the rounded weight."""
+    """Returns the product [M, N] of ``x / factors`` and ``weight * factors``, both rounded."""
     x = _rounded_activation(product.x / factors, product.activation_group)
     chunks = product.weight.split(max(1, _CHUNK_ELEMENTS // product.weight.shape[1]))
     return torch.cat([x @ _rounded(rows * factors, product.code_format).t() for rows in chunks], dim=-1)
@@ -247,7 +252,7 @@ class Seen:
     """The recorded inputs of a linear.
 
     Attributes:
-        products: a product for each expert, or one.
+        products: one product, or one for each expert.
         rows: all tokens of each product, [M, K].
         magnitude: the mean |x| of each channel, [1 or E, K].
     """
@@ -259,7 +264,13 @@ class Seen:
 
 @dataclass
 class ScaledValue:
-    """The scales of one value: s [1 or E, K] for its readers and s for its producer; None if it isn't scaled."""
+    """The scales of one value.
+
+    Attributes:
+        channels: the value.
+        factors: s for its readers, [1 or E, K]; None if the value isn't scaled.
+        folded: s for its producer; None if the value isn't scaled.
+    """
 
     channels: Channels
     factors: torch.Tensor | None
@@ -268,13 +279,14 @@ class ScaledValue:
 
 @dataclass
 class ScaleSweep:
-    """One evaluation of the program that searches for the scales of each value when its last reader is called.
+    """One evaluation of the program that searches for the scales of each value when the last linear that reads it is
+    called.
 
     Attributes:
         program: the program.
         channels: the values to scale.
         linears: the linears whose products are measured.
-        context: with the calibration tokens.
+        context: the pass's context, with the calibration tokens.
         alphas: the exponents to try.
         by_weights: True if scales by the magnitudes of weights are tried too.
         found_one: called with the scales of each value, the inputs of its linears, and the result of each search (one,
@@ -329,14 +341,14 @@ class ScaleSweep:
 
 
 def _some(sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns evenly spread sequences of at most MOST_CALIBRATION_TOKENS tokens together, at least one sequence."""
+    """Returns evenly spaced sequences of about MOST_CALIBRATION_TOKENS tokens in total, at least one sequence."""
     total = sum(len(s) for s in sequences)
     most = max(1, len(sequences) * MOST_CALIBRATION_TOKENS // max(total, 1))
     return [sequences[i] for i in spread_rows(len(sequences), most).tolist()]
 
 
 def _look(program: Program, node: Node, args: Sequence[Any], producer: Producer | None) -> Seen:
-    """Returns the input and the weight of a linear, for the search."""
+    """Returns the inputs and the weight of a linear for the search. ``args`` has the values of its arguments."""
     weight_format, weight = node.meta[FORMAT], args[WEIGHT_ARGUMENT[node.target]].float()
     code_format = CodeFormat.of(weight_format)
     assert code_format is not None
@@ -363,13 +375,13 @@ def _look(program: Program, node: Node, args: Sequence[Any], producer: Producer 
 
 
 def _fused_sizes(expr: WeightExpr, rows: int) -> tuple[int, ...]:
-    """Returns the number of outputs of each linear that was fused into one."""
+    """Returns the number of outputs of each of the linears that were fused into one with ``rows`` outputs."""
     sizes = tuple(p.size for p in expr.parts(0) if p.size)
     return sizes if sum(sizes) == rows else (rows,)
 
 
 def _shared(seen: Mapping[Node, Seen]) -> list[Product]:
-    """Returns the products of a common input; for experts, some of those with tokens."""
+    """Returns the products of linears with a common input. Of experts, it takes some of those that got tokens."""
     products = []
     for one in seen.values():
         used = [p for p in one.products if len(p.x)]
@@ -378,13 +390,13 @@ def _shared(seen: Mapping[Node, Seen]) -> list[Product]:
 
 
 def _weights_of(products: Sequence[Product]) -> torch.Tensor:
-    """Returns the magnitude of the weights of each channel, [K], with the same weight for each product."""
+    """Returns the magnitude of the weights of each channel, [K]. All products count equally."""
     squares = [p.weight.square().mean(0) for p in products]
     return torch.stack([s / s.mean().clamp(min=1e-30) for s in squares]).mean(0).sqrt()
 
 
 def _tied(magnitude: torch.Tensor, producer: Producer) -> torch.Tensor:
-    """Returns magnitudes [K] that are equal for the channels of query heads that share a value head."""
+    """Returns the magnitudes [K] with the mean over the query heads of a value head in place of their own."""
     if producer.heads is None:
         return magnitude
     heads, shared, size = producer.heads
@@ -393,7 +405,9 @@ def _tied(magnitude: torch.Tensor, producer: Producer) -> torch.Tensor:
 
 
 def _untied(factors: torch.Tensor, producer: Producer) -> torch.Tensor:
-    """Returns s for the producer, by s for the readers [1 or E, K]."""
+    """Returns s for the producer, given s for the readers [1 or E, K]: one of the equal query heads of each value
+    head.
+    """
     if producer.heads is None:
         return factors
     heads, shared, size = producer.heads

@@ -1,8 +1,9 @@
-"""Scales channels so that rounding a product's input to 8 bits costs least: channels with large values are divided, and
-the weights that read them multiplied. The weights that compute the input contain the division.
+"""Scales channels so that rounding a product's input to 8 bits causes the least error.
 
-SmoothQuant, Xiao et al. 2023, https://arxiv.org/abs/2211.10438. The exponent is searched for as in AWQ, with weights
-and activations rounded as in the final program. The program computes the same as before, up to rounding of floats.
+Channels with large values are divided, and the weights that read them are multiplied. The division is part of the
+weights that compute the input. SmoothQuant, Xiao et al. 2023, https://arxiv.org/abs/2211.10438. The exponent is
+searched for as in AWQ, with weights and activations rounded as in the final program. The scaled program computes the
+same as before, up to rounding of floats.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .scalable_channels import Scaling, channels_read_by, divide_inputs, divide_
 from .search_scales import ScaledValue, Scales, ScaleSweep, Seen
 
 ALPHAS = (0.0, 0.3, 0.4, 0.5, 0.6)
-"""Exponents tried; 0 leaves the channels as they are."""
+"""The exponents to try; 0 leaves the channels unchanged."""
 
 
 class SmoothActivations(Pass):
@@ -30,16 +31,17 @@ class SmoothActivations(Pass):
 
     The factor 1/s is applied as follows:
 
-    1. To a norm's result: in its weight and bias.
-    2. To a gated activation, or a relu: in the rows of the linear before, for a gated one in the other half's rows.
-    3. To an attention's result: in the rows that compute its values; query heads that share values share s.
-    4. To the head's input, if a table of embeddings is the head's weight: the table is stored scaled, and the result
-       of a lookup is divided.
-    5. To a norm's result that is added to a sum too: by a multiplication before the linears.
+    1. For a norm's result: to the norm's weight and bias.
+    2. For a gated activation, or a relu: to the rows of the linear before it. For a gated one, to the rows of the half
+    without the function.
+    3. For an attention's result: to the rows that compute its values. Query heads that share values share s.
+    4. For the head's input, if an embedding's table is the head's weight: the table is stored scaled, and the result of
+    a look-up is divided.
+    5. For a norm's result that is also added to a sum: by a multiplication before the linears.
 
     A value with other readers, or that no weight before it can scale, is left unchanged, which is recorded. Weights of
-    4 bits are left to AWQ if that is the method, and weights whose integers GPTQ chooses are left to GPTQ: it gains
-    more by itself, and scales that suit the nearest integers were measured to hinder it.
+    4 bits are left to AWQ if that is the method. Weights whose integers GPTQ chooses are left to GPTQ: it gains more by
+    itself, and scales that suit the nearest integers were measured to hinder it.
     """
 
     name = "smooth_activations"
@@ -95,7 +97,7 @@ class SmoothActivations(Pass):
 
 
 def _rounded(program: Program, linear: Node, context: PassContext) -> bool:
-    """Returns True if this linear multiplies integers with a rounded input, and no other pass scales its channels."""
+    """Returns True if a linear multiplies integers with a rounded input, and no other pass scales its channels."""
     weight_format = linear.meta[FORMAT]
     if not weight_format.stored.integers:
         return False

@@ -1,4 +1,4 @@
-"""Replaces weights by those that a recovery has trained."""
+"""Replaces a program's weights by those that a recovery (training after pruning or quantization) has trained."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ..ir.recovered import trainable_weights
 class LoadRecovered(Pass):
     """Replaces every float weight of the checkpoint by the recovery's tensor of that name, with its provenance.
 
-    The pass comes after those that change shapes, since the trained weights have the changed shapes. Fusion and
-    quantization come after it, so that a recovery trains one tensor for each of the model's own, in any format.
+    The pass comes after those that change shapes, since the trained weights have the changed shapes. It comes before
+    fusion and quantization, so that a recovery has one tensor for each weight of the model, and can be used with any
+    format.
     """
 
     name = "load_recovered"

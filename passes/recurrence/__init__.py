@@ -1,1 +1,1 @@
-"""Passes on recurrent layers: convolutions over the last tokens, selective scans and delta rules."""
+"""Passes for recurrent layers: convolutions over the last tokens, selective scans and delta rules."""

@@ -26,11 +26,11 @@ from ..ir.provenance import WHERE
 ew = torch.ops.ew
 
 ALIGNMENT = 16
-"""The alignment of each state within a block, in float32 values: 64 bytes."""
+"""The alignment of each state within a block: 16 float32 values, 64 bytes."""
 
 
 def _padded(channels: int) -> int:
-    """Returns the number of channels, rounded up to whole vectors, which kernels read and write."""
+    """Returns the number of channels rounded up to whole vectors, as kernels read and write these."""
     return -(-channels // ALIGNMENT) * ALIGNMENT
 
 
@@ -58,7 +58,7 @@ FORMS: Mapping[Any, _Form] = {
         ew.stored_delta_rule.default, lambda s: s["v"][1] * _padded(s["v"][2]) * s["k"][2]
     ),
 }
-"""The lowered form of each captured recurrence."""
+"""Captured recurrences -> their lowered forms."""
 
 
 def _has_step_inputs(program: Program) -> list[str]:
@@ -110,8 +110,9 @@ def _state_size(program: Program, call: Node) -> int:
 
 
 def _groups(sizes: Mapping[int, int]) -> tuple[CacheGroup, ...]:
-    """Returns a cache group for each size of states, in the order of the first layers; ``sizes`` has the size of
-    each layer.
+    """Returns a cache group for each size of states, in the order of the first layers.
+
+    ``sizes`` has the number of values in the state of each layer.
     """
     layers: dict[int, list[int]] = {}
     for layer, size in sizes.items():
@@ -130,14 +131,14 @@ def _groups(sizes: Mapping[int, int]) -> tuple[CacheGroup, ...]:
 
 
 def _store(program: Program, calls: list[Node], offsets: Mapping[Node, int], state: Node, group: CacheGroup) -> None:
-    """Replaces the recurrences of a layer by their lowered forms, each of which reads the cache that the previous
-    one wrote.
+    """Replaces the recurrences of a layer by their lowered forms. Each reads the cache that the one before it wrote.
 
     Args:
+        program: the program.
         calls: the captured recurrences, in order.
-        offsets: the position of each one's state in a block.
+        offsets: the position of each recurrence's state in a block.
         state: the input with the layer's cache.
-        group: the cache group of the layer.
+        group: the layer's cache group.
     """
     for call in calls:
         arguments, where = bound_arguments(call), call.meta[WHERE]

@@ -1,1 +1,1 @@
-"""Passes that prune a model: layers, heads, channels, and two of every four weights."""
+"""Passes that remove parts of a model: layers, heads, channels, and two of every four weights."""

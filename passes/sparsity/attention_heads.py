@@ -1,5 +1,6 @@
-"""Attentions whose heads can be removed: rows of the weights of q, k and v, and columns of the linear after the
-attention.
+"""Finds attentions whose heads can be removed, and removes heads.
+
+A head is made of rows of the weights of q, k and v, and columns of the linear after the attention.
 """
 
 from __future__ import annotations
@@ -22,15 +23,12 @@ from ..ir.weights import WeightExpr
 aten, ew = torch.ops.aten, torch.ops.ew
 
 _OF_EACH_HEAD = ("sinks", "slopes")
-"""Arguments of an attention with a number for each query head, [Nq]."""
+"""The arguments of an attention that have one number for each query head, [Nq]."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of one attention, to be removed.
-
-    ``site`` has the calls that compute them and the linear that reads them.
-    """
+    """An attention whose heads can be removed. ``site`` has its projections and the linear that reads its result."""
 
     site: Site
 
@@ -54,15 +52,15 @@ class Heads:
         return int(self.site.v.rows.shape[1])
 
     def columns(self, queries: Sequence[int]) -> list[int]:
-        """Returns the columns of the linear after the attention that belong to some query heads."""
+        """Returns the columns of the linear after the attention that multiply the results of these query heads."""
         return [h * self.value_size + i for h in queries for i in range(self.value_size)]
 
     def keep(self, program: Program, queries: Sequence[int], groups: Sequence[int], output: WeightExpr) -> None:
-        """Removes all other heads from a program.
+        """Removes heads from a program.
 
         Args:
             program: the program.
-            queries, groups: the query heads and the key/value heads that stay.
+            queries, groups: the indices of the query heads and of the key/value heads that stay.
             output: the new weight of the linear after the attention, [H, queries * Dv].
         """
         site = self.site
@@ -142,7 +140,10 @@ def _choose(program: Program, argument: object, kept: Sequence[int]) -> None:
 
 
 def _see_heads(program: Program, branch: Branch, place: tuple[int, int], heads: int) -> None:
-    """Replaces the view of some columns of a linear's result by one as [T, heads, D]."""
+    """Replaces the view of some columns of a linear's result by a view [T, heads, D].
+
+    ``place`` has the first column and the end of the columns.
+    """
     value, old, where = branch.linear, branch.pre, branch.pre.meta[WHERE]
     with program.inserting_before(old):
         if place != (0, int(program.value(value).shape[-1])):

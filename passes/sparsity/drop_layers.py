@@ -3,7 +3,7 @@
 A layer adds to the residual stream, so the model works without it, though less well. The candidates are the layers that
 change the direction of the stream least (1 - cosine, as in ShortGPT: Men et al. 2024,
 https://arxiv.org/abs/2403.03853). They are removed one by one: always the one that increases the KL divergence from the
-whole model least. The first and the last layer are candidates too. The other layers keep their numbers and caches.
+original model least. The first and the last layer are candidates too. The other layers keep their numbers and caches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from ..ir.program import Program
 from .layers import Layer, LeavingOut, find_layers
 
 TOKENS = 256
-"""The number of calibration tokens, in sequences of LENGTH: enough to compare layers, for the many evaluations."""
+"""The number of calibration tokens, in sequences of LENGTH. It is small because there are many evaluations, and enough
+to compare layers.
+"""
 
 LENGTH = 64
 
@@ -25,11 +27,13 @@ CANDIDATES = 6
 """The number of layers that are tried in addition to the number to remove."""
 
 SIMILARITY, KL = "cosine of the stream before and behind", "KL without this layer and those before"
-"""Names of metrics."""
+"""Names of metrics: the cosine of the residual stream before and after a layer, and the KL divergence after its
+removal.
+"""
 
 
 class DropLayers(Pass):
-    """Removes the layers that the recipe names, and its number of further ones."""
+    """Removes the layers that the recipe names, and as many further ones as it asks for."""
 
     name = "drop_layers"
     exact = False
@@ -71,7 +75,9 @@ class DropLayers(Pass):
 
 
 def named_layers(layers: list[Layer], pruning: Pruning) -> list[Layer]:
-    """Returns the layers that the recipe drops by name. Raises RecipeError for a pattern that matches none."""
+    """Returns the layers whose paths match the recipe's patterns ``drop``. Raises RecipeError for a pattern without a
+    match.
+    """
     paths = [layer.path for layer in layers]
     for pattern in pruning.drop:
         if not any(matches(pattern, path) for path in paths):
@@ -82,14 +88,14 @@ def named_layers(layers: list[Layer], pruning: Pruning) -> list[Layer]:
 def least_missed(
     runs: LeavingOut, layers: list[Layer], dropped: list[Layer], count: int, context: PassContext
 ) -> tuple[list[Layer], list[Metric]]:
-    """Chooses ``count`` further layers to remove. Returns them in the order of their removal, and the measurements.
+    """Chooses ``count`` further layers to remove. Returns them in the order of their removal, and measurements.
 
     Args:
-        runs: measures the program without some layers.
+        runs: evaluates the program without some layers.
         layers: all layers that can be removed.
         dropped: the layers that are removed already.
         count: the number of layers to choose.
-        context: for progress.
+        context: the pass's context, for progress.
     """
     left = sorted((x for x in layers if x not in dropped), key=lambda x: -runs.similarity[x])[: count + CANDIDATES]
     chosen: list[Layer] = []

@@ -1,10 +1,10 @@
-"""Chooses inputs of a product to remove, and the compensation by the other inputs.
+"""Chooses inputs of a product to remove, and computes how the other inputs compensate for them.
 
-For y = x W^T with moments C = X^T X, removing input c and adjusting the other columns by least squares costs ||W_c||^2
-/ (C^-1)_cc more squared error, and leaves moments whose inverse is C^-1 less a rank-1 term: the optimal brain surgeon
-(Hassibi and Stork, 1993), for a layer's outputs as in SparseGPT (Frantar and Alistarh 2023,
-https://arxiv.org/abs/2301.00774) and for whole structures as in ZipLM (Kurtic et al. 2023,
-https://arxiv.org/abs/2302.04089). So inputs are removed one by one, always the one that costs the least.
+For y = x W^T with moments C = X^T X, removing input c and adjusting the other columns by least squares adds ||W_c||^2 /
+(C^-1)_cc to the squared error. It leaves moments whose inverse is C^-1 less a rank-1 term. This is the optimal brain
+surgeon (Hassibi and Stork, 1993). SparseGPT (Frantar and Alistarh 2023, https://arxiv.org/abs/2301.00774) applies it to
+a layer's outputs, ZipLM (Kurtic et al. 2023, https://arxiv.org/abs/2302.04089) to whole structures. So inputs are
+removed one by one, always the one that adds the least error.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 import torch
 
 ROUND = 64
-"""The number of single inputs that are considered together, between two updates of all the others."""
+"""The number of inputs among which several are removed before the costs of all others are updated."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """X^T X of some inputs [T, K] in float64, and the number of tokens T."""
+    """X^T X of some inputs X [T, K] in float64, and the number of tokens T."""
 
     sum: torch.Tensor
     tokens: int
 
     @staticmethod
     def from_inputs(x: torch.Tensor, rows: int = 1024) -> Moments:
-        """Returns X^T X of x [T, K], summed over ``rows`` tokens at a time."""
+        """Returns the moments of x [T, K], summed up over ``rows`` tokens at a time."""
         total = torch.zeros(x.shape[-1], x.shape[-1], dtype=torch.float64)
         for part in x.split(rows):
             wide = part.double()
@@ -35,14 +35,16 @@ class Moments:
         return Moments(total, len(x))
 
     def damped(self, damping: float) -> torch.Tensor:
-        """Returns the sum with ``damping`` times its mean diagonal added to the diagonal, so that it has an inverse."""
+        """Returns X^T X with ``damping`` times the mean of its diagonal added to the diagonal, so that it has an
+        inverse.
+        """
         mean = float(self.sum.diagonal().mean()) or 1.0
         result = self.sum.clone()
         result.diagonal().add_(damping * mean)
         return result
 
     def of_some(self, inputs: Sequence[int]) -> Moments:
-        """Returns the moments of some inputs alone."""
+        """Returns the moments of the inputs with these indices alone."""
         places = torch.tensor(list(inputs))
         return Moments(self.sum[places][:, places], self.tokens)
 
@@ -53,13 +55,13 @@ class Moments:
 
 
 def eliminate(moments: Moments, weight: torch.Tensor, count: int, damping: float) -> torch.Tensor:
-    """Returns the ``count`` single inputs to remove, in the order of their numbers.
+    """Chooses ``count`` single inputs to remove. Returns their indices in ascending order.
 
     Args:
         moments: the moments of the K inputs.
         weight: [N, K].
         count: the number of inputs to remove.
-        damping: see ``Moments.damped``.
+        damping: the number added to the moments' diagonal, as a share of the diagonal's mean.
     """
     inverse, left = _inverse(moments, damping), weight.double().clone()
     gone = torch.zeros(weight.shape[1], dtype=torch.bool)
@@ -75,10 +77,12 @@ def eliminate(moments: Moments, weight: torch.Tensor, count: int, damping: float
 
 
 def _round(inverse: torch.Tensor, weight: torch.Tensor, some: torch.Tensor, beyond: float, most: int) -> torch.Tensor:
-    """Chooses at most ``most`` inputs among ``some`` to remove.
+    """Chooses at most ``most`` of the inputs ``some`` to remove, and returns them.
 
     The cheapest one is removed, the costs of the others are computed again, and so on, until the next one costs more
-    than ``beyond``, the cost of the cheapest input outside ``some``.
+    than ``beyond``, which is the cost of the cheapest input outside ``some``.
+
+    ``inverse`` is the inverse of the moments, ``weight`` [N, K] the weight after earlier removals.
     """
     block, columns = inverse[some][:, some], weight[:, some]
     gone: list[int] = []
@@ -98,9 +102,11 @@ def _round(inverse: torch.Tensor, weight: torch.Tensor, some: torch.Tensor, beyo
 def eliminate_blocks(
     moments: Moments, weight: torch.Tensor, blocks: Sequence[Sequence[int]], count: int, damping: float
 ) -> list[int]:
-    """Returns the indices of the ``count`` blocks of inputs whose removal costs least, such as the blocks of heads.
+    """Chooses ``count`` blocks of inputs to remove, such as the inputs of heads. Returns their indices in ascending
+    order.
 
-    The choice is that of ``eliminate``, which removes single inputs.
+    It removes always the block with the least cost, as ``eliminate`` does with single inputs. ``blocks`` has the inputs
+    of each.
     """
     inverse, left = _inverse(moments, damping), weight.double().clone()
     places = [torch.tensor(list(block)) for block in blocks]
@@ -123,7 +129,7 @@ def _inverse(moments: Moments, damping: float) -> torch.Tensor:
 
 
 def _factor(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns the Cholesky factor. If rounding has made a matrix of moments indefinite, its diagonal is increased."""
+    """Returns the Cholesky factor of moments. If rounding has made these indefinite, their diagonal is increased."""
     more = 1e-12 * float(matrix.diagonal().mean())
     while True:
         factor: torch.Tensor
@@ -135,7 +141,9 @@ def _factor(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _remove(inverse: torch.Tensor, weight: torch.Tensor, chosen: torch.Tensor) -> None:
-    """Removes inputs from both matrices in place; their rows and columns become zero, up to rounding."""
+    """Removes the inputs ``chosen`` from the inverse moments and the weight, in place. Their rows and columns become 0,
+    up to rounding.
+    """
     rows = torch.linalg.solve(inverse[chosen][:, chosen], inverse[chosen])  # [n, K]
     weight -= weight[:, chosen] @ rows
     inverse -= inverse[:, chosen] @ rows
@@ -144,7 +152,8 @@ def _remove(inverse: torch.Tensor, weight: torch.Tensor, chosen: torch.Tensor) -
 def compensation(moments: Moments, removed: torch.Tensor, kept: torch.Tensor, damping: float) -> torch.Tensor:
     """Returns the share of each removed column to add to each kept one, [removed, kept] float32.
 
-    It is the least-squares fit of the removed inputs by the kept ones, C_rk (C_kk + damping)^-1, for any weight.
+    It is the least-squares fit of the removed inputs by the kept ones, C_rk (C_kk + damping)^-1, and doesn't depend on
+    the weight.
     """
     covariance = moments.damped(damping)[kept][:, kept]
     factor = _factor(covariance)
@@ -154,8 +163,10 @@ def compensation(moments: Moments, removed: torch.Tensor, kept: torch.Tensor, da
 def output_error(
     moments: Moments, weight: torch.Tensor, removed: torch.Tensor, kept: torch.Tensor, mix: torch.Tensor | None
 ) -> float:
-    """Returns ||X W^T - X' W'^T||^2 / ||X W^T||^2, with W' the kept columns, to which the removed ones are added by
-    ``mix``, unless it is None.
+    """Returns ||X W^T - X' W'^T||^2 / ||X W^T||^2, the relative error of a product without the inputs ``removed``.
+
+    W' has the kept columns of ``weight``. The removed ones are added to these by ``mix`` [removed, kept], unless it is
+    None.
     """
     off = torch.zeros(weight.shape, dtype=torch.float64)
     columns = weight[:, removed].double()

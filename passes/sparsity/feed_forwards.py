@@ -1,7 +1,8 @@
-"""Feed-forward networks in a normalised program: a linear whose inputs are computed channel by channel from others.
+"""Finds feed-forward networks in a normalised program: linears whose inputs are computed from other linears channel by
+channel.
 
-No other call reads the channels, so some can be removed: rows of the linears that open a network (gate and up, or one
-linear) and of their biases, and columns of the linear that closes it.
+No other call reads the channels, so some can be removed. That removes rows of the linears that open a network (gate and
+up, or one linear) and of their biases, and columns of the linear that closes it.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ POINTWISE: frozenset[Target] = frozenset(
         aten.tanh.default,
     }
 )
-"""Ops whose result at a channel depends on their arguments at that channel alone."""
+"""Ops whose result in a channel depends only on the same channel of their arguments."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A linear whose outputs are the channels, in order, ``parts`` times: 2 for gate and up in one linear."""
+    """A linear whose outputs are all channels in order, ``parts`` times: twice for gate and up in one linear."""
 
     linear: Node
     parts: int
@@ -81,7 +82,9 @@ class FeedForward:
     path: str
 
     def keep(self, program: Program, kept: tuple[int, ...], down: WeightExpr) -> None:
-        """Removes all channels but ``kept`` from a program; ``down`` [H, kept] is the new weight of the last linear."""
+        """Removes all channels but ``kept`` from a program. ``down`` [H, kept] is the new weight of the closing
+        linear.
+        """
         for opening in self.openings:
             rows = tuple(part * self.width + i for part in range(opening.parts) for i in kept)
             for argument in opening.linear.args[1:3]:
@@ -96,11 +99,13 @@ class FeedForward:
 
 
 class _NotPrunableError(Exception):
-    """An error with the reason why something isn't a feed-forward network whose channels can go."""
+    """An error with the reason why something isn't a feed-forward network whose channels can be removed."""
 
 
 def feed_forwards(program: Program) -> tuple[list[FeedForward], list[Rejection]]:
-    """Returns the feed-forward networks of a program, in order, and rejections of those whose channels can't go."""
+    """Returns the feed-forward networks of a program, in order, and rejections of those whose channels can't be
+    removed.
+    """
     networks: list[FeedForward] = []
     rejected: list[Rejection] = []
     order = {node: i for i, node in enumerate(program.graph.nodes)}
@@ -118,19 +123,21 @@ def feed_forwards(program: Program) -> tuple[list[FeedForward], list[Rejection]]
 
 
 def _acts(node: Node) -> bool:
-    """Returns True if a value is computed from a linear's by a pointwise op that does more than add a residual."""
+    """Returns True if a value is the result of a pointwise op on a linear's result that does more than add a
+    residual.
+    """
     if node.target not in POINTWISE or node.target in (aten.add.Tensor, aten.clone.default):
         return False
     return any(a.target is ew.linear.default or a.target in POINTWISE for a in node.all_input_nodes)
 
 
 def _network(program: Program, down: Node, order: dict[Node, int]) -> FeedForward:
-    """Returns the network that a linear closes. Raises _NotPrunableError if its channels can't go.
+    """Returns the network that a linear closes. Raises _NotPrunableError if its channels can't be removed.
 
     Args:
         program: the program.
         down: the linear.
-        order: the number of each node in the program.
+        order: each node's index in the program.
     """
     width = _free_weight(program, down, 1)
     between: dict[Node, None] = {}
@@ -157,15 +164,16 @@ def _network(program: Program, down: Node, order: dict[Node, int]) -> FeedForwar
 
 
 def _arguments(program: Program, node: Node, parts: int, width: int) -> list[tuple[Node, int]]:
-    """Returns the arguments of a call between the linears, and the times that the channels are in each.
-
-    Raises _NotPrunableError for an op that doesn't compute channels one by one.
+    """Returns the arguments of a call between the linears, each with the number of times that it holds all channels.
 
     Args:
         program: the program.
         node: the call.
-        parts: the times that the channels are in its result.
+        parts: the number of times that its result holds all channels: 2 for gate and up next to each other.
         width: the number of channels.
+
+    Raises:
+        _NotPrunableError: the op doesn't compute channels one by one.
     """
     if node.target is ew.gated_activation.default and parts == 1:
         return [(n, 2) for n in node.all_input_nodes]
@@ -179,7 +187,7 @@ def _arguments(program: Program, node: Node, parts: int, width: int) -> list[tup
 
 
 def _check_halves(program: Program, cat: Node, width: int) -> None:
-    """Raises _NotPrunableError unless a concatenation puts two values of ``width`` channels one after the other."""
+    """Raises _NotPrunableError unless a cat joins two values with ``width`` channels along the last dimension."""
     rank = program.value(cat).dim()
     dim = cat.args[1] if len(cat.args) > 1 else 0
     assert isinstance(dim, int)
@@ -188,9 +196,9 @@ def _check_halves(program: Program, cat: Node, width: int) -> None:
 
 
 def _free_weight(program: Program, linear: Node, axis: int) -> int:
-    """Returns the size of the weight of a linear along an axis.
+    """Returns the size of a linear's weight along an axis.
 
-    Raises _NotPrunableError if weight or bias has other readers or is computed, or the linear does more than multiply.
+    Raises _NotPrunableError if weight or bias have other readers or are computed, or if the linear has an epilogue.
     """
     for argument in linear.args[1:3]:
         if argument is None:

@@ -1,4 +1,4 @@
-"""Chooses the inputs of a product to remove, and the compensation for them, with two halves of some tokens."""
+"""Chooses the inputs of a product to remove, and fits the compensation for them, on two halves of some tokens."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ from ..quantization.calibrated_walk import walk
 from .eliminate import Moments, compensation, eliminate, output_error
 
 CHOICE_DAMPING = 1e-3
-"""The damping of the moments by which inputs are chosen."""
+"""The damping of the moments when inputs are chosen."""
 
 DAMPINGS = (1e-7, 1e-2, 1e-1, 1.0, 3.0)
-"""The dampings to try: one half of the tokens is fitted, and the other half determines the best damping."""
+"""The dampings of the compensation to try. One half of the tokens is fitted, and the other half decides which is
+best.
+"""
 
 ERROR, PLAIN_ERROR = "relative error", "relative error, only removed"
-"""Names of metrics. Errors are of a product, ||Y - Y'||^2 / ||Y||^2, on tokens that weren't fitted; the second is that
-of removing what adds the least by itself, with nothing compensated."""
+"""Names of metrics: the error of a product, ||Y - Y'||^2 / ||Y||^2, on tokens that weren't fitted.
+
+The second is the error of removing the inputs that contribute least, without compensation.
+"""
 
 
 def halves_of(sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Divides the tokens of calibration into two halves: the indices of tokens of every second sequence, and of the
-    others.
+    """Divides calibration tokens into two halves: the indices of tokens of every second sequence, and of the other
+    sequences.
 
     A single sequence is divided in its middle.
     """
@@ -44,13 +48,13 @@ def halves_of(sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Te
 
 @dataclass(frozen=True)
 class Fit:
-    """The removed inputs of a product, and the compensation.
+    """The removed inputs of a product, and the compensation for them.
 
     Attributes:
-        removed, kept: the inputs.
-        mix: the share of each removed column to add to each kept one; None without compensation.
-        error, plain_error: relative errors on the held-out half of the tokens: of this fit, and of removing the inputs
-            with the smallest contributions without compensation.
+        removed, kept: the indices of the inputs.
+        mix: the share of each removed column to add to each kept one, [removed, kept]; None without compensation.
+        error: the relative error on the held-out half of the tokens.
+        plain_error: the same error if the inputs with the smallest contributions are removed without compensation.
     """
 
     removed: torch.Tensor
@@ -60,15 +64,17 @@ class Fit:
     plain_error: float
 
     def expression(self, base: WeightExpr, file: Path | None) -> WeightExpr:
-        """Returns the new weight as an expression over ``base``, the old one.
+        """Returns the new weight as an expression over the old one, ``base``.
 
-        ``file``: ``mix`` is written to it; None keeps ``mix`` in memory.
+        The numbers of ``mix`` are written to ``file``; None keeps them in memory.
         """
         columns = tuple(self.kept.tolist())
         return Chosen(base, 1, columns) if self.mix is None else MixedColumns(base, columns, Mix.of(self.mix, file))
 
     def apply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Returns the product [T, N] of the kept inputs of x [T, K] and a weight [N, K]."""
+        """Returns the product [T, N] of the kept inputs of x [T, K] with the new weight. ``weight`` [N, K] is the old
+        one.
+        """
         new = weight[:, self.kept]
         if self.mix is not None:
             new = new + weight[:, self.removed] @ self.mix
@@ -76,28 +82,30 @@ class Fit:
 
 
 Choose = Callable[[Moments, torch.Tensor], torch.Tensor]
-"""A function of moments and a weight [N, K] that returns the inputs to remove, in order."""
+"""A function that chooses inputs to remove. It gets the moments of all inputs and a weight [N, K], and returns indices
+in order.
+"""
 
 
 def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plainly: Choose, correct: bool) -> Fit:
     """Chooses inputs of the product with a weight [N, K] to remove, and compensates for them if that helps.
 
-    A fit of many inputs to few tokens is too good on these tokens, so the second half measures it. The result uses both
-    halves.
+    Errors are measured on the second half of the tokens, because a fit to few tokens looks too good on these tokens.
+    The final choice and compensation use both halves.
 
     Args:
-        halves: the moments of the inputs of both halves: the first is fitted, the second measures the fit.
+        halves: the moments of the inputs on both halves of the tokens.
         weight: [N, K].
-        choose: returns the inputs whose compensated removal costs the least.
-        plainly: returns the inputs that add the least by themselves.
-        correct: True to use either choice with compensation at some damping, if that is better on the second half than
-            the plain choice without.
+        choose: chooses the inputs that cost the least with compensation.
+        plainly: chooses the inputs that contribute the least.
+        correct: True tries compensation for both choices, with each damping, and takes the best if it is better than
+            ``plainly`` without compensation.
     """
     first, second = halves
     both = Moments(first.sum + second.sum, first.tokens + second.tokens)
 
     def errors(removed: torch.Tensor) -> dict[float, float]:
-        """Returns the errors by damping, on the half that isn't fitted."""
+        """Returns damping -> the error on the second half of a compensation that is fitted to the first half."""
         rest = others(removed.tolist(), weight.shape[1])
         mixes = ((d, compensation(first, removed, rest, d)) for d in DAMPINGS)
         return {d: output_error(second, weight, removed, rest, mix) for d, mix in mixes}
@@ -120,7 +128,7 @@ def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plai
 
 
 def single_inputs(count: int) -> tuple[Choose, Choose]:
-    """Returns ``choose`` and ``plainly`` for ``count`` inputs that are removed one by one."""
+    """Returns the functions ``choose`` and ``plainly`` of ``fitted`` for ``count`` single inputs."""
 
     def choose(moments: Moments, weight: torch.Tensor) -> torch.Tensor:
         return eliminate(moments, weight, count, CHOICE_DAMPING)
@@ -133,8 +141,8 @@ def single_inputs(count: int) -> tuple[Choose, Choose]:
 
 
 Fitting = Callable[[Sequence[Moments], torch.Tensor], tuple[Fit, dict[str, float]]]
-"""A function of the moments of a product's inputs on both halves, and of its weight, that returns the fit and
-metrics.
+"""A function that fits one product. It gets the moments of the inputs on both halves and the weight, and returns the
+fit and metrics.
 """
 
 
@@ -144,12 +152,13 @@ def fit_in_order(
     fittings: Mapping[Node, tuple[str, Fitting]],
     sequences: Sequence[torch.Tensor],
 ) -> tuple[dict[Node, tuple[Fit, WeightExpr]], list[Metric]]:
-    """Chooses for several linears in one evaluation: calls after a linear get its product without the removed inputs.
+    """Fits several linears in one evaluation of the program. Calls after a linear get its product without the removed
+    inputs.
 
     Args:
         program: the program.
-        context: with the folder for files.
-        fittings: linear -> the path for its metrics, and the function that chooses.
+        context: the pass's context, with the folder for files.
+        fittings: linear -> the module path for its metrics, and the function that fits it.
         sequences: token ids, [S] each.
 
     Returns:

@@ -1,4 +1,6 @@
-"""The layers of a program: the residual stream before and after each, and evaluations without some of them."""
+"""Finds the layers of a program with the residual stream before and after each, and evaluates it without some of
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ ew = torch.ops.ew
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: its path, and the residual stream [T, H] before and after it."""
+    """A layer: its path, and the nodes of the residual stream [T, H] before and after it."""
 
     path: str
     before: Node
@@ -67,7 +69,7 @@ def _layer(program: Program, path: str, nodes: Sequence[Node]) -> Layer | str:
 
 
 def _depends_on(node: Node, own: set[Node]) -> set[Node]:
-    """Returns the nodes that a value is computed from, within ``own`` and directly before."""
+    """Returns the nodes in ``own`` from which a value is computed, and the nodes that these read directly."""
     dependencies, waiting = {node}, [node]
     while waiting:
         for argument in waiting.pop().all_input_nodes:
@@ -79,7 +81,7 @@ def _depends_on(node: Node, own: set[Node]) -> set[Node]:
 
 
 class LeavingOut:
-    """Evaluates a program as a whole, and again without some layers or inputs of linears.
+    """Evaluates the whole program once, and then without some layers or inputs of linears.
 
     Args:
         program: the program, which isn't changed.
@@ -107,7 +109,7 @@ class LeavingOut:
         self.reference: torch.Tensor = values[program.logits]
 
     def kl(self, left_out: Collection[Layer]) -> float:
-        """Returns KL(whole || without these layers), the mean in nats per token."""
+        """Returns the mean KL(original || without these layers) per token, in nats."""
         skipped = {layer.behind: layer.before for layer in left_out}
         run, values = self._run, self._run.start()
         inside = _inside(run.calls, left_out, run.program)
@@ -119,13 +121,13 @@ class LeavingOut:
         return mean_kl(self.reference, values[run.program.logits])
 
     def kl_without(self, linear: Node, inputs: torch.Tensor) -> float:
-        """Returns KL(whole || with some inputs of a linear set to zero), the mean in nats per token."""
+        """Returns the mean KL(original || with these inputs of a linear set to zero) per token, in nats."""
         without = self._run.with_argument(linear, 0, lambda x: x.index_fill(-1, inputs, 0.0))
         return mean_kl(self.reference, self._run.finish(self._run.start(), 0, {linear: without}))
 
 
 def _inside(nodes: Sequence[Node], left_out: Collection[Layer], program: Program) -> set[Node]:
-    """Returns the calls whose results only removed layers read."""
+    """Returns the calls that need not be computed without the layers ``left_out``."""
     behind = {layer.behind for layer in left_out}
     needed: set[Node] = {program.logits}
     skipped = {layer.behind: layer.before for layer in left_out}

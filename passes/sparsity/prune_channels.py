@@ -1,9 +1,9 @@
-"""Removes channels of feed-forward networks: those whose compensated removal changes the output least.
+"""Removes channels of feed-forward networks: those whose removal, with compensation, changes the output least.
 
-The network computes the sum over its channels c of a_c W_c, with the activation a_c and the column W_c of the closing
-weight. Calibration tokens are evaluated with the networks before already pruned. Channels are removed one by one,
-always the one that costs the least (see eliminate.py). The kept ones compensate by least squares: a mix of columns,
-which is applied to the weight when it is written.
+A network computes the sum over its channels c of a_c W_c, with the activation a_c and the column W_c of the closing
+weight. Calibration tokens are evaluated with the networks before it already pruned. Channels are removed one by one,
+always the one that costs the least (eliminate.py). The kept ones compensate by least squares: removed columns are added
+to them in shares when the weight is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .feed_forwards import FeedForward, feed_forwards
 from .fit_removed import Fit, Fitting, fit_in_order, fitted, single_inputs
 
 MOST_TOKENS = 8192
-"""The most tokens of the calibration: a few for each channel of a wide network."""
+"""The most calibration tokens: a few for each channel of a wide network."""
 
 CHANNELS, KEPT = "channels", "channels kept"
 """Names of metrics."""
@@ -34,7 +34,7 @@ CHANNELS, KEPT = "channels", "channels kept"
 class PruneChannels(Pass):
     """Removes the least important channels of each feed-forward network.
 
-    The recipe gives the share to remove, which is rounded to the multiple of channels that weights are stored in.
+    The recipe gives the share to remove, which is rounded to a multiple of channels that weights can be stored in.
     """
 
     name = "prune_channels"
@@ -80,15 +80,16 @@ class PruneChannels(Pass):
 
 
 def step_of(network: FeedForward, pruning: Pruning) -> int:
-    """Returns the number of channels that are removed together, so that groups stay whole, and panels if the width had
-    whole panels.
+    """Returns the step of a network's width: the number of remaining channels is a multiple of it.
+
+    Then groups stay whole, and so do panels if the width had whole panels.
     """
     step = lcm(PANEL, pruning.multiple)  # weights are stored in panels of so many rows
     return step if network.width % step == 0 else pruning.multiple
 
 
 def kept_channels(network: FeedForward, pruning: Pruning) -> int:
-    """Returns the number of channels that a network keeps: the possible number nearest to the recipe's.
+    """Returns the number of channels that a network keeps: the possible number that is nearest to the recipe's.
 
     Raises PassError if that is 0.
     """
@@ -106,7 +107,7 @@ def kept_channels(network: FeedForward, pruning: Pruning) -> int:
 
 
 def _working(network: FeedForward) -> int:
-    """Returns the bytes that observing a network needs: moments, their inverse with its workspace, and the weight."""
+    """Returns the bytes that observing a network needs: moments, their inverse with its temporaries, and the weight."""
     return 8 * (6 * network.width**2 + 4 * network.width * 64)
 
 

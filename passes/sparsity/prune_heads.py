@@ -1,9 +1,9 @@
-"""Removes attention heads: those whose compensated removal changes the output least.
+"""Removes attention heads: those whose removal, with compensation, changes the output least.
 
 The linear after an attention multiplies the result of each query head by columns of its own, so heads are like the
-channels of a feed-forward network (see eliminate.py). Attention needs the same number of query heads for each key/value
-head. So the same number is removed from each group, or whole groups with their keys and values, or both, whichever has
-the least error.
+channels of a feed-forward network (eliminate.py). Attention needs the same number of query heads for each key/value
+head. So either the same number is removed from each group, or whole groups with their keys and values, or both,
+whichever has the least error.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .eliminate import Moments, eliminate_blocks
 from .fit_removed import CHOICE_DAMPING, Choose, Fit, Fitting, fit_in_order, fitted
 
 MOST_TOKENS = 8192
-"""The most tokens of the calibration."""
+"""The most calibration tokens."""
 
 HEADS, KEPT, GROUPS_KEPT = "query heads", "query heads kept", "key/value heads kept"
 """Names of metrics."""
 
 
 class PruneHeads(Pass):
-    """Removes the recipe's share of each attention's query heads, to the nearest possible number."""
+    """Removes the recipe's share of each attention's query heads, rounded to the nearest possible number."""
 
     name = "prune_heads"
     exact = False
@@ -74,7 +74,7 @@ class PruneHeads(Pass):
 
 @dataclass(frozen=True)
 class Split:
-    """A number of key/value heads, and a number of query heads for each."""
+    """A possible result of pruning: ``groups`` key/value heads, with ``each`` query heads for each of them."""
 
     groups: int
     each: int
@@ -86,7 +86,7 @@ def possible_counts(heads: Heads, pruning: Pruning) -> list[int]:
 
 
 def possible_splits(heads: Heads, pruning: Pruning) -> list[Split]:
-    """Returns the ways to keep the number of query heads nearest to the recipe's; an empty list if that is all heads.
+    """Returns the ways to keep the number of query heads that is nearest to the recipe's; [] if that is all heads.
 
     Raises PassError if the recipe leaves no head.
     """
@@ -106,7 +106,9 @@ def possible_splits(heads: Heads, pruning: Pruning) -> list[Split]:
 
 
 def _splits(heads: Heads, pruning: Pruning) -> list[Split]:
-    """Returns all ways to keep some heads, in whole groups of the formats if the columns were in such groups."""
+    """Returns all ways to keep some heads. If all columns fill whole groups of the weight's format, so do the columns
+    of each way.
+    """
     size, each = heads.value_size, heads.queries // heads.groups
     unit = pruning.multiple if heads.queries * size % pruning.multiple == 0 else 1
     options = [Split(n, m) for n in range(1, heads.groups + 1) for m in range(1, each + 1)]
@@ -124,17 +126,17 @@ def _fitting(heads: Heads, splits: list[Split], pruning: Pruning) -> Fitting:
 
 
 def _left(heads: Heads, fit: Fit) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the query heads and the key/value heads that stay, in order."""
+    """Returns the indices of the query heads and of the key/value heads that stay, in order."""
     each = heads.queries // heads.groups
     queries = tuple(dict.fromkeys(int(c) // heads.value_size for c in fit.kept))
     return queries, tuple(dict.fromkeys(q // each for q in queries))
 
 
 def _choices(heads: Heads, split: Split) -> tuple[Choose, Choose]:
-    """Returns two functions that choose the columns of heads to remove, given the moments and the weight.
+    """Returns the functions ``choose`` and ``plainly`` of ``fitted`` that choose the columns of heads to remove.
 
-    The first compensates for removed heads by the others, the second doesn't. Both remove whole groups first, then
-    heads of each remaining group, as many as ``split`` says.
+    In the first, other heads compensate for removed ones. Both first remove whole groups until ``split.groups`` are
+    left, then heads of each of these until ``split.each`` are left.
     """
     each = heads.queries // heads.groups
     members = [list(range(g * each, (g + 1) * each)) for g in range(heads.groups)]
@@ -161,12 +163,14 @@ def _choices(heads: Heads, split: Split) -> tuple[Choose, Choose]:
 
 
 Within = Callable[[list[list[int]]], Sequence[int]]
-"""A function of the heads of each remaining group that returns those to remove."""
+"""A function that gets the heads of each remaining group and returns those to remove."""
 
 
 def _columns(heads: Heads, members: list[list[int]], gone: Sequence[int], within: Within) -> torch.Tensor:
-    """Returns the columns of all removed heads: those of whole groups, and those that ``within`` chooses in the
-    others.
+    """Returns the columns of the removed heads: of the groups ``gone``, and of the heads that ``within`` chooses in
+    other groups.
+
+    ``members`` has the heads of each group.
     """
     left = [m for g, m in enumerate(members) if g not in set(gone)]
     removed = sorted([h for g in gone for h in members[g]] + list(within(left)))
@@ -174,8 +178,17 @@ def _columns(heads: Heads, members: list[list[int]], gone: Sequence[int], within
 
 
 def _within(heads: Heads, moments: Moments, weight: torch.Tensor, left: list[list[int]], each: int) -> list[int]:
-    """Chooses the heads to remove from every remaining group, the cheapest first, until each has ``each``. Heads of
-    removed groups compensate for nothing.
+    """Chooses the heads to remove from each remaining group in ``left``, the cheapest first, until it has ``each``
+    heads.
+
+    Args:
+        heads: the heads of the attention.
+        moments: of the inputs of the linear after the attention.
+        weight: of that linear, [N, K].
+        left: the heads of each remaining group.
+
+    Returns:
+        the indices of the removed heads. Heads of removed groups don't take part in the compensation.
     """
     columns_left = heads.columns([h for m in left for h in m])
     moments_left, columns = moments.of_some(columns_left), weight[:, columns_left]

@@ -1,11 +1,12 @@
-"""Chooses the two of every four weights along K that a sparse linear keeps: by magnitude, by Wanda, or by SparseGPT.
+"""Chooses the two of every four weights along K that a sparse linear keeps: by magnitude, Wanda or SparseGPT.
 
     magnitude   the largest |w|
     wanda       the largest |w| times the norm of its column's inputs; Sun et al. 2023, https://arxiv.org/abs/2306.11695
     sparsegpt   those whose removal the kept ones can't compensate for, with that compensation; see sparsegpt.py
 
-The last two evaluate the program once on calibration tokens, layer by layer: each layer's inputs are those after the
-sparse layers before it. The kept part of a weight is an expression over it, which is evaluated when it is written.
+The last two evaluate the program once on calibration tokens, layer by layer. The inputs of a layer are computed with
+the sparse layers before it. The sparse weight is an expression over the original one, which is evaluated when it is
+written.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from ..quantization.gptq import Hessian
 from .sparsegpt import factorize_by_fours, sparsegpt, sparsegpt_codes
 
 ERROR, MAGNITUDE_ERROR = "relative error", "magnitude: relative error"
-"""The names of metrics: ||X W^T - X S^T|| / ||X W^T|| of a linear's output for up to MEASURED tokens, S being what is
-kept by the method, and what is by |w|."""
+"""Names of metrics: the error ||X W^T - X S^T|| / ||X W^T|| of a linear's output, for at most MEASURED tokens.
+
+S is the weight that the recipe's method keeps, and the weight that "magnitude" would keep.
+"""
 
 MEASURED = 512
 
@@ -44,9 +47,9 @@ MOST_TOKENS = 8192
 
 
 class SelectSparsityMask(Pass):
-    """Gives linears whose format has the sparsity 2:4 weights of that form.
+    """Makes the weights of linears sparse if their format has the sparsity 2:4.
 
-    A weight that has the form already stays unchanged, bit for bit, except for the rounding of its format. SparseGPT
+    A weight that has the form already stays unchanged, bit for bit, except for the rounding to its format. SparseGPT
     chooses integers at the same time.
     """
 
@@ -97,25 +100,26 @@ def _expression(program: Program, weight: Node) -> WeightExpr:
 
 
 def _replace(program: Program, weight: Node, kept: WeightExpr) -> None:
-    """Replaces a weight by its kept part for all its readers, which are sparse linears."""
+    """Makes all readers of a weight, which are sparse linears, read the sparse weight ``kept``."""
     new = program.weight(f"{weight.target}.2of4", kept, where=weight.meta[WHERE])
     for user in list(weight.users):
         user.replace_input_with(weight, new)
 
 
 def _working_bytes(program: Program, node: Node) -> int:
-    """Returns the bytes that a linear's choice needs besides inputs and outputs: copies of the weight, Hessian and
-    factor.
+    """Returns the bytes that choosing a linear's weights needs in addition to inputs and outputs.
+
+    These are copies of the weight, the Hessian and its factor.
     """
     rows, size = program.value(_weight(node)).shape
     return 24 * prod((rows, size)) + 20 * size * size
 
 
 class _Sweep:
-    """Chooses weights while the program is evaluated: ``look`` computes each sparse linear.
+    """Makes weights sparse while the program is evaluated: ``look`` computes each sparse linear.
 
     Attributes:
-        kept: the kept part of each weight, by its node.
+        kept: the sparse weight, by the node of the original one.
     """
 
     def __init__(self, program: Program, context: PassContext, result: PassResult, total: int) -> None:
@@ -123,7 +127,9 @@ class _Sweep:
         self._program, self._context, self._result, self._total = program, context, result, total
 
     def look(self, node: Node, args: Sequence[Any]) -> torch.Tensor:
-        """Returns the result of a linear with the kept part of its weight."""
+        """Returns the result of a linear with its sparse weight, which is chosen first. ``args`` has the values of its
+        arguments.
+        """
         x, bias, weight = as_multiplied(args[0], node.meta[FORMAT]), args[2], _weight(node)
         if weight not in self.kept:
             where = join_where(node.meta[WHERE])

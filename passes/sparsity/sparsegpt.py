@@ -1,10 +1,11 @@
-"""SparseGPT: chooses two of every four weights to keep; later columns compensate for the removed ones.
+"""SparseGPT: chooses two of every four weights to keep. Later columns compensate for the removed ones.
 
 Frantar & Alistarh 2023, https://arxiv.org/abs/2301.00774. For a weight W [N, K] and X^T X [K, K] of its inputs it
 minimises ||X W^T - X S^T||. Columns are processed one after the other as in GPTQ (gptq.py has the factor R of the
 damped inverse Hessian). At the first column of every four, the two weights with the least w^2 / R_kk^2 are removed. The
-error of each column, by removal and by rounding, is distributed over the later columns. So integers are chosen in the
-same sweep. Different from there: fours of the largest inputs come first (GPTQ's activation order, by fours).
+error of each column, from removal and from rounding, is distributed over the later columns. So integers are chosen in
+the same sweep. A difference from the paper: the fours with the largest inputs come first (GPTQ's activation order, by
+fours).
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ from ..ops.quantization import LARGEST, groups_of
 from ..quantization.gptq import MOST_TO_REFIT, Factor, choose_scales, factorize, refit_scales
 
 _BLOCK = 64
-"""The number of columns whose updates of all later columns are done together; a multiple of QUAD."""
+"""The number of columns that are processed before all columns after them are updated together; a multiple of QUAD."""
 
 
 def factorize_by_fours(hessian: torch.Tensor) -> Factor:
-    """Returns ``factorize`` of X^T X [K, K] in an order that keeps every four neighbours together, the largest inputs
-    first.
+    """Returns the factor of X^T X [K, K] for columns in fours of neighbours, those with the largest inputs first.
 
     Raises PassError as ``factorize`` does.
     """
@@ -36,19 +36,21 @@ def factorize_by_fours(hessian: torch.Tensor) -> Factor:
 
 
 def sparsegpt(weight: torch.Tensor, factor: Factor) -> torch.Tensor:
-    """Returns a weight [N, K] float32 with two of every four values updated and the others zero."""
+    """Returns the sparse weight [N, K] float32: two of every four values are kept, with changed values, and the others
+    are 0.
+    """
     return _sweep(weight, factor, None, CodeFormat(8, 0))
 
 
 def sparsegpt_codes(weight: torch.Tensor, hessian: torch.Tensor, factor: Factor, code_format: CodeFormat) -> Codes:
-    """Returns two of every four weights as integers of 8 or 4 bits without offsets, chosen and rounded in one sweep.
+    """Makes a weight sparse and chooses its integers, of 8 or 4 bits without offsets, in one sweep.
 
-    The scales are those of the kept floats; those of 4 bits are solved for again, as in GPTQ.
+    The scales are those of the kept floats. For 4 bits they are solved for again, as in GPTQ.
 
     Args:
         weight: [N, K] float32.
         hessian: X^T X of its inputs.
-        factor: ``factorize_by_fours`` of it.
+        factor: ``factorize_by_fours`` of the Hessian.
         code_format: the format of the integers.
 
     Raises:
@@ -67,7 +69,7 @@ def sparsegpt_codes(weight: torch.Tensor, hessian: torch.Tensor, factor: Factor,
 
 
 def _scales_of_8_bits(weight: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Returns the scales float16 [N, groups]: the largest magnitude of a group / 127."""
+    """Returns scales float16 [N, groups]: the largest magnitude of each group / 127."""
     size = weight.shape[1]
     groups, width = groups_of(size, group_size), group_size or size
     padded = torch.nn.functional.pad(weight, (0, groups * width - size)).unflatten(-1, (groups, width))
@@ -81,7 +83,10 @@ def _scales_of_8_bits(weight: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def _sweep(weight: torch.Tensor, factor: Factor, scales: torch.Tensor | None, code_format: CodeFormat) -> torch.Tensor:
-    """Returns the kept weights [N, K] as floats; with ``scales`` [N, groups], the integers, as floats too."""
+    """Makes a weight sparse, column by column. Returns the sparse weight [N, K] as floats.
+
+    With ``scales`` [N, groups], it returns integers in place of the weights, also as floats.
+    """
     upper, order = factor.upper, factor.order
     least, most = (LEAST, MOST) if code_format.bits == 4 else (-LARGEST, LARGEST)
     columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours
