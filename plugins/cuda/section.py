@@ -19,15 +19,17 @@ class CudaSection(Record, frozen=True, kw_only=True):
     """The cuda target's section in a bundle's manifest.
 
     Attributes:
-        compute_capabilities: the capabilities that it has kernels for, such as "9.0". ``kernels_for`` has the rule for
-            other GPUs.
+        compute_capabilities: the compute capabilities for which it has kernels, such as "9.0". ``kernels_for`` has the
+            rule for other GPUs.
         dtype: the type of activations, and of weights and caches without another format.
         requests: the most requests of a step.
         chunk: the most tokens of a step.
-        partitions: partitions, such as "tensor=2", whose ranks it has kernels for.
-        families: the capabilities whose machine code was made for their family: "10.0" runs on 10.3, "12.0" on 12.1.
+        partitions: the partitions, such as "tensor=2", for whose ranks it has kernels.
+        families: the compute capabilities whose machine code was compiled for their family: "10.0" runs on 10.3, "12.0"
+            on 12.1.
         exact: True if a token's bits don't depend on the step that computes it.
-        assemblers: capability -> the CUDA version of the assembler of its machine code, such as "13.4", if known.
+        assemblers: compute capability -> the CUDA version of the assembler of its machine code, such as "13.4", if
+            known.
     """
 
     compute_capabilities: Annotated[tuple[Capability, ...], Meta(min_length=1)]
@@ -40,7 +42,7 @@ class CudaSection(Record, frozen=True, kw_only=True):
     assemblers: dict[Capability, str] = field(default_factory=dict)
 
     def kernels_for(self, capability: str) -> str | None:
-        """Returns the best of ``compute_capabilities`` for a GPU; None if no kernels run on it.
+        """Returns the one of ``compute_capabilities`` whose kernels are best for a GPU; None if no kernels run on it.
 
         Kernels whose machine code the GPU runs come before kernels whose PTX its driver translates. See
         ``tiles.code_for``.
@@ -51,7 +53,7 @@ class CudaSection(Record, frozen=True, kw_only=True):
 
 
 def check_opened(bundle: Bundle, target: str) -> None:
-    """Raises BundleError if a target's program accesses memory out of bounds, which nothing else checks before a GPU
+    """Raises BundleError if a target's program accesses memory out of bounds. Nothing else checks this before a GPU
     runs it.
     """
     section = bundle.targets[target].section(CudaSection)

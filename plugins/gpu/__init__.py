@@ -1,3 +1,1 @@
-"""Code that the GPU targets share: Triton kernels, the CUDA driver, sampling. Triton is imported only when it
-is used.
-"""
+"""Code that the GPU targets share: Triton kernels, the CUDA driver, sampling. Importing it doesn't import Triton."""

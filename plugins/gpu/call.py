@@ -1,4 +1,4 @@
-"""The launch of a kernel: constants, grid and arguments, which are torch tensors or a driver's memory. Doesn't need
+"""A launch of a kernel: constants, grid and arguments, which are torch tensors or device memory. It doesn't need
 torch.
 """
 
@@ -16,11 +16,11 @@ from .specs import ARGUMENTS, Constant, KernelName, KernelSpec
 
 
 class Operand(Protocol):
-    """An array that a kernel reads or writes, with the interface of ``torch.Tensor``."""
+    """An array that a kernel reads or writes, with a part of the interface of ``torch.Tensor``."""
 
     @property
     def dtype(self) -> Any:
-        """The type of the elements; ``str`` of it is its name."""
+        """The type of the elements, whose ``str`` is its name."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -43,7 +43,7 @@ class Operand(Protocol):
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A contiguous ``Operand`` at an address of a device."""
+    """A contiguous ``Operand`` at an address in a device's memory."""
 
     address: int
     dtype: np.dtype[Any]
@@ -70,11 +70,11 @@ Argument = Operand | int | None
 
 _POINTERS = {of.torch: f"*{of.triton}" for of in DTYPES.values() if of.triton}
 _ALIGNMENT = 16
-"""Bytes: what the widest load of a thread takes."""
+"""The bytes of the widest load of a thread."""
 
 
 def in_order(kernel: KernelName, given: Mapping[str, Argument]) -> dict[str, Argument]:
-    """Returns the arguments that ``kernel`` takes, in the order of ``ARGUMENTS``; None for missing ones."""
+    """Returns the arguments of ``kernel`` from ``given``, in the order of ``ARGUMENTS``; None for missing ones."""
     return {name: given.get(name) for name in ARGUMENTS[kernel]}
 
 
@@ -84,7 +84,7 @@ class Call:
 
     Attributes:
         kernel: the kernel's name.
-        arguments: name -> array, integer of 32 bits, or None, in the kernel's order, without constants.
+        arguments: name -> array, 32-bit integer, or None, in the kernel's order, without constants.
         constants: name -> value.
         grid: the number of programs along x, y and z.
         warps, stages: Triton's options for the kernel.
@@ -98,7 +98,7 @@ class Call:
     stages: int = 1
 
     def spec(self, capability: int) -> KernelSpec:
-        """Returns the specification that the kernel is compiled for. Calls that differ only in sizes have the same."""
+        """Returns the specification for which the kernel is compiled. Calls that differ only in sizes have the same."""
         typed, loose = [], []
         for name, value in self.arguments.items():
             if isinstance(value, int):

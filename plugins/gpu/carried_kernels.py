@@ -1,4 +1,4 @@
-"""Loads and launches the compiled kernels that a bundle contains. Doesn't need torch."""
+"""Loads and launches the compiled kernels that a bundle contains. It doesn't need torch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from .tiles import GPUS, GpuLimits, machine_code_runs
 
 
 def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
-    """Reads a kernel of a bundle, without PTX. Raises BundleError if it is missing, damaged, or differs from
-    its name.
+    """Reads a kernel of a bundle, without PTX. ``stem`` is its files' name without suffix.
+
+    Raises BundleError if it is missing, damaged, or differs from its name.
     """
     return read_kernel(folder, stem, read=partial(read_regular, most=MOST_TEXT_BYTES), with_ptx=False)
 
 
 CUBIN, PTX = "machine code", "PTX"
-"""The two kinds of code that a driver loads: for one GPU, or for translation by the driver itself."""
+"""The two kinds of code that a driver loads: machine code for one kind of GPU, and PTX, which the driver translates."""
 
 
 def load_carried(device: Device, folder: Path, kernel: CompiledKernel) -> tuple[int, str]:
-    """Loads a kernel; returns its handle, and ``CUBIN`` or ``PTX``. PTX is used if the driver refuses the machine code.
+    """Loads a kernel. Returns its handle, and ``CUBIN`` or ``PTX``, which is used if the driver rejects the machine
+    code.
 
     Args:
         device: the GPU.
@@ -77,20 +79,22 @@ def load_carried(device: Device, folder: Path, kernel: CompiledKernel) -> tuple[
 
 
 def assembler_of(cubin: bytes) -> str:
-    """Returns the CUDA version whose assembler made a cubin, such as "13.4"; "" if the cubin doesn't contain it."""
+    """Returns the CUDA version of the assembler that made a cubin, such as "13.4"; "" if the cubin doesn't contain
+    it.
+    """
     match = re.search(rb"Cuda compilation tools, release (\d{1,3}\.\d{1,3})", cubin)
     return "" if match is None else match[1].decode()
 
 
 _REGISTERS, _MOST_RESIDENT = 65536, 4
-"""A multiprocessor's registers, of 32 bits; and the most programs of it that go through a list together."""
+"""The number of 32-bit registers of a multiprocessor, and the most programs of it that process a list together."""
 
 
 def resident_programs(kernel: CompiledKernel, gpu: GpuLimits) -> int:
-    """Returns how many blocks of a kernel a multiprocessor can hold at a time, by shared memory and registers; at most
-    4.
+    """Returns the number of thread blocks of a kernel that a multiprocessor can hold at a time, by shared memory and
+    registers; at most 4.
 
-    CUDA reserves 1 KiB of shared memory for each block; a multiprocessor has that much more than one block may use. A
+    CUDA reserves 1 KiB of shared memory for each block. A multiprocessor has that much more than one block may use. A
     warp's registers are allocated in multiples of 256.
     """
     by_memory = (gpu.shared_memory + 1024) // (kernel.shared_memory + 1024)
@@ -105,7 +109,7 @@ class CarriedKernels:
     Args:
         device: the GPU; None if kernels are only read, not launched.
         folder: the folder of the kernels.
-        capability: the compute capability that they were compiled for; 90 for 9.0.
+        capability: the compute capability for which they were compiled; 90 for 9.0.
 
     Attributes:
         forms: the numbers of kernels that were loaded as ``CUBIN`` and as ``PTX``.
@@ -120,12 +124,13 @@ class CarriedKernels:
         self.forms: Counter[str] = Counter()
 
     def loaded(self) -> str:
-        """Returns a summary for users: "31 as machine code, 2 as PTX"."""
+        """A text with the numbers of loaded kernels, such as "31 as machine code, 2 as PTX"."""
         return ", ".join(f"{count} as {form}" for form, count in sorted(self.forms.items(), reverse=True))
 
     def resident(self, call: Call) -> int:
-        """Returns how many programs of a call's kernel a multiprocessor runs at a time. Raises BundleError as ``bind``
-        does.
+        """Returns the number of programs of a call's kernel that a multiprocessor runs at a time.
+
+        Raises BundleError if the kernel is missing or damaged.
         """
         number = self._capability if self._device is None else number_of(self._device.gpu.capability)
         return resident_programs(self._kernel(call), GPUS[number if number in GPUS else self._capability])
@@ -147,7 +152,7 @@ class CarriedKernels:
         return self._device.launcher(self._loaded[stem], *sizes, arguments)
 
     def _kernel(self, call: Call) -> CompiledKernel:
-        """Returns the bundle's kernel for a call, from the cache or read from its files."""
+        """Returns the bundle's kernel for a call. It is read from its files the first time."""
         stem = call.spec(self._capability).stem
         if stem not in self._read:
             self._read[stem] = read_by_stem(self._folder, stem)

@@ -1,4 +1,5 @@
-"""Draws tokens on a GPU from logits in its memory, with kernels that a bundle contains: only token ids are copied back.
+"""Draws tokens on a GPU from logits in its memory, with kernels that a bundle contains. Only token ids are copied to
+the CPU.
 
 It doesn't need torch. The kernels implement the cpu target's sampler with the same random numbers, but add in another
 order.
@@ -38,7 +39,7 @@ from .sampling_calls import Drawing, SamplingMemory, sampling_calls
 from .tiles import GPUS, code_for
 
 MOST_BOUND = 256
-"""The most combinations of rows and options whose launches are kept."""
+"""The most combinations of a number of rows and options for which bound launches are cached."""
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -49,17 +50,17 @@ class GpuSampler:
     Args:
         device: the GPU, open for this thread.
         folder: the folder of the bundle's kernels.
-        capability: the capability that they were compiled for; 80 for 8.0.
+        capability: the compute capability for which they were compiled; 80 for 8.0.
         rows: the most rows per launch; more rows are drawn in several launches.
         vocab: the number of tokens in the vocabulary (V).
 
     Attributes:
-        lacks: sampling parameters that can't be used, because the older bundle lacks their kernels.
+        lacks: the sampling parameters that can't be used, because the older bundle doesn't have their kernels.
         masks: True if the bundle has the kernel for masks of allowed tokens.
 
     Raises:
         BundleError: a kernel is missing or damaged.
-        TargetError: the driver refuses a kernel.
+        TargetError: the driver rejects a kernel.
         CapacityError: there is no memory for the kernels' intermediate results.
     """
 
@@ -80,9 +81,11 @@ class GpuSampler:
         self._bound: OrderedDict[tuple[int, int, Drawing], list[Callable[[], object]]] = OrderedDict()
 
     def draw(self, logits: int, sampling: SamplingBatch) -> Int32Array:
-        """Returns a token for each row of the logits [R, V] at an address; NO_TOKEN for a row that can't be drawn from.
+        """Draws a token for each row of the logits [R, V] at the address ``logits``; NO_TOKEN for a row that can't be
+        drawn from.
 
-        It waits for the stream. Raises RequestError for an option out of range, as the cpu target's sampler does.
+        It waits for the stream. Raises RequestError for an option that is out of range, as the cpu target's sampler
+        does.
         """
         count = len(sampling.temperature)
         tokens = np.empty(count, np.int32)
@@ -119,8 +122,9 @@ class GpuSampler:
         return tokens
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
-        """Uploads the packed lists; if their memory must grow to ``words``, launches that were bound to the old memory
-        are dropped.
+        """Uploads the packed lists of tokens, with room for ``words`` 4-byte words.
+
+        If their memory has to grow, launches that were bound to the old memory are dropped.
         """
         if words > self._lists.shape[0]:
             self._device.synchronize()
@@ -141,19 +145,21 @@ class GpuSampler:
 
 @dataclass(frozen=True)
 class OpenedSampler:
-    """The sampler, None if the CPU draws; ``where`` says where tokens are drawn, and why, for users."""
+    """The sampler of a target, and a note ``where`` on where tokens are drawn, and why. ``sampler`` is None if the CPU
+    draws.
+    """
 
     sampler: GpuSampler | None
     where: str
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """The sampling parameters that tokens can't be drawn with here."""
+        """The sampling parameters that can't be used with this sampler."""
         return () if self.sampler is None else self.sampler.lacks
 
     @property
     def masks(self) -> bool:
-        """True if tokens can be drawn with masks of allowed tokens, as the CPU always does."""
+        """True if masks of allowed tokens can be used, which is always so on the CPU."""
         return self.sampler is None or self.sampler.masks
 
 
@@ -164,7 +170,9 @@ def open_sampler(device: Device, folder: Path, rows: int, vocab: int, logits: It
         device, folder, rows, vocab: as for ``GpuSampler``.
         logits: the type of the logits of each engine.
 
-    Raises BundleError for a damaged kernel, and CapacityError.
+    Raises:
+        BundleError: a kernel is damaged.
+        CapacityError: there is no memory for the kernels' intermediate results.
     """
     if any(of != _FLOAT32 for of in logits):
         return OpenedSampler(None, "on the CPU: logits aren't 32-bit floats")
@@ -177,7 +185,9 @@ def open_sampler(device: Device, folder: Path, rows: int, vocab: int, logits: It
 
 
 def _carried(folder: Path, capability: str, vocab: int) -> int | None:
-    """Returns the capability whose kernels in the folder run best on a GPU of ``capability``; None if none run."""
+    """Returns the compute capability whose kernels in the folder run best on a GPU of ``capability``; None if none
+    run.
+    """
     any_call = next(each_sampling_call(DeviceArray(0, _FLOAT32, (1, vocab))))
     there = [of for of in GPUS if (folder / f"{any_call.spec(of).stem}.json").is_file()]
     return code_for(number_of(capability), there)

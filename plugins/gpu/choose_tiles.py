@@ -1,6 +1,6 @@
 """Chooses the tile of an attention kernel on a GPU: the first one that fits when its code is compiled.
 
-Only the compiler knows how much shared memory and how many registers a tile takes: an estimate of the memory was wrong
+Only the compiler knows how much shared memory and how many registers a tile needs: an estimate of the memory was wrong
 by up to a factor of 2.7. Tiles that were measured on a GPU (``measured_tiles``) are tried first, then those of a rule.
 """
 
@@ -20,7 +20,7 @@ Compile = Callable[[KernelSpec], CompiledKernel]
 
 @dataclass(frozen=True)
 class LayerKernels:
-    """The kernels of an attention layer: a step launches ``write``, then a ``prefill`` kernel, or ``decode`` and
+    """The kernels of an attention layer. A step launches ``write``, then a ``prefill`` kernel, or ``decode`` and
     ``combine``.
 
     The best known kernel of a tuple is the first.
@@ -51,14 +51,14 @@ def compile_layer(
     Args:
         shape: the layer.
         capability: the compute capability; 89 for 8.9.
-        split_keys: the keys of one part of the context in decoding.
-        shared_memory: the most bytes that a block may use; None takes the GPU's limit.
+        split_keys: the keys of one split of a context in decoding.
+        shared_memory: the most bytes that a thread block may use; None takes the GPU's limit.
         most: the number of alternative attention kernels for each phase.
         clamp: True if kernels stay within their memory whatever their integers are.
         compiler: compiles one kernel.
 
     Raises:
-        TargetError: the capability is unknown, or no tile fits.
+        TargetError: the compute capability is unknown, or no tile fits.
         MissingDependencyError: Triton isn't installed.
     """
 
@@ -82,7 +82,7 @@ def compile_layer(
 
 
 def choose_tile(shape: AttentionShape, capability: int, *, decode: bool, compiler: Compile = compile_kernel) -> Tile:
-    """Returns the tile of the attention kernel: the measured one, or else the first that fits when compiled.
+    """Returns the tile of the attention kernel: the measured one, or otherwise the first that fits when it is compiled.
 
     It fits every GPU that runs this GPU's machine code. Raises the errors of ``compile_attention``.
     """
@@ -105,7 +105,7 @@ def compile_attention(
     clamp: bool = False,
     compiler: Compile = compile_kernel,
 ) -> tuple[CompiledKernel, ...]:
-    """Compiles the attention kernels with the first ``most`` tiles that fit into shared memory and need no stack.
+    """Compiles attention kernels with the first ``most`` tiles that fit into shared memory and need no stack.
 
     If all need a stack (float32), it returns the one with the smallest. ``split_keys`` is 0 for prompts. Other
     arguments and errors are those of ``compile_layer``.

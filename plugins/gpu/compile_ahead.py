@@ -1,7 +1,7 @@
-"""Compiles the Triton kernels without the GPU: PTX, cubin, and the facts that a launch needs.
+"""Compiles the Triton kernels without a GPU: PTX, cubin, and the facts that a launch needs.
 
 The same kernel gives the same bytes on every machine with the same Triton: paths and line numbers are left out. Triton
-appends two pointers to scratch memory to a kernel's parameters; they are removed if the kernel doesn't use them, so
+appends two pointers to scratch memory to a kernel's parameters. They are removed if the kernel doesn't use them, so
 that a launch needs only the kernel's own arguments.
 """
 
@@ -41,14 +41,16 @@ THREADS_OF_WARP = 32
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel's machine code, and how to launch it.
+    """A kernel's machine code, and the facts that a launch needs.
 
     Attributes:
+        spec: the specification for which it was compiled.
         entry: its name in the code.
+        ptx, cubin: its PTX and its machine code.
         shared_memory: the bytes of dynamic shared memory that a launch must provide.
         compiler: the name and version of the compiler.
-        registers, stack: registers, and bytes of stack in the GPU's memory, of a thread. Registers that don't fit are
-            on the stack. Both are 0 if a bundle doesn't have the numbers.
+        registers, stack: the registers of a thread, and the bytes of its stack in the GPU's memory, on which values are
+            that have no register. Both are 0 if a bundle doesn't have the numbers.
         architecture: the target of the machine code, such as "sm_100f"; "" if a bundle doesn't have it.
     """
 
@@ -64,25 +66,24 @@ class CompiledKernel:
 
     @property
     def for_family(self) -> bool:
-        """True if later GPUs of the family run the machine code, too."""
+        """True if later GPUs of the same family also run the machine code."""
         return self.architecture.endswith("f")
 
     @property
     def threads(self) -> int:
-        """The threads of a block, along x."""
+        """The number of threads of a block, along x."""
         return self.spec.warps * THREADS_OF_WARP
 
     def constant(self, name: str) -> Constant:
-        """Returns the value of a constant that the kernel was compiled with. Raises KeyError for an unknown name."""
+        """Returns the value of a constant for which the kernel was compiled. Raises KeyError for an unknown name."""
         return dict(self.spec.constants)[name]
 
 
 def compile_kernel(spec: KernelSpec) -> CompiledKernel:
     """Compiles one kernel, or reads it from our folder in Triton's cache (TRITON_CACHE_DIR).
 
-    Raises MissingDependencyError without Triton; TargetError if Triton can't compile the kernel, or if this process
-    uses
-    Triton as an interpreter.
+    Raises MissingDependencyError without Triton. Raises TargetError if Triton can't compile the kernel, or if this
+    process uses Triton as an interpreter.
     """
     if interprets():
         raise TargetError(
@@ -132,12 +133,12 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
 
 
 def interprets() -> bool:
-    """Returns True if Triton interprets kernels in this process, by the environment variable that Triton reads."""
+    """Returns True if Triton interprets kernels in this process, as an environment variable says."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def check_triton(what: str) -> None:
-    """Raises MissingDependencyError if Triton isn't installed; ``what`` names the work that needs it."""
+    """Raises MissingDependencyError if Triton isn't installed; ``what`` is the work that needs it, for the message."""
     if importlib.util.find_spec("triton") is None:
         raise MissingDependencyError(
             f"{what} needs triton, which is not installed", hint="Install it with: pip install 'enginewright[cuda]'"
@@ -146,14 +147,14 @@ def check_triton(what: str) -> None:
 
 @cache
 def _version() -> str:
-    """Returns a hash of this module: Triton's cache key covers Triton and the kernels, but not the changes made
-    here.
+    """Returns a hash of this module. Triton's cache key has Triton and the kernels, but not the changes that this
+    module makes.
     """
     return sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
 def _compile(spec: KernelSpec, source: Any, cache_folder: Path) -> Any:
-    """Compiles a kernel with Triton, whose last two stages are replaced by ours."""
+    """Compiles a kernel with Triton, with Triton's last two stages replaced by ours."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -176,7 +177,7 @@ def _compile(spec: KernelSpec, source: Any, cache_folder: Path) -> Any:
 
 
 def _without_scratch(spec: KernelSpec, ptx: str, metadata: Mapping[str, Any]) -> str:
-    """Returns the PTX without Triton's two trailing parameters. Raises TargetError if the kernel uses them."""
+    """Returns the PTX without the two parameters that Triton appends. Raises TargetError if the kernel uses them."""
     entry = metadata["name"]
     declared = re.findall(rf"\.param [^\n]*\b({re.escape(entry)}_param_\d+)\b", ptx)
     last = declared[-2:]
@@ -197,7 +198,7 @@ def _without_scratch(spec: KernelSpec, ptx: str, metadata: Mapping[str, Any]) ->
 
 
 _FAMILY_PTX = "8.8"
-"""The first version of PTX with families (PTX ISA, "Release Notes")."""
+"""The first version of PTX that has families of GPUs (PTX ISA, "Release Notes")."""
 
 _STACK = r"(\d+) bytes stack frame"
 
@@ -209,7 +210,7 @@ def _number(pattern: str, said: str) -> int:
 
 
 def _assembled(spec: KernelSpec, ptx: str, metadata: dict[str, Any]) -> bytes:
-    """Returns the machine code, and stores its target and the numbers of registers and stack bytes in ``metadata``.
+    """Returns the machine code, and stores its target and its numbers of registers and stack bytes in ``metadata``.
 
     The PTX of a bundle keeps Triton's target and its old version, for drivers that don't know families.
     """
@@ -230,7 +231,10 @@ def _assembled(spec: KernelSpec, ptx: str, metadata: dict[str, Any]) -> bytes:
 
 
 def _assemble(spec: KernelSpec, ptx: str, assembler: str, architecture: str, *flags: str) -> tuple[bytes, str]:
-    """Assembles PTX with Triton's ptxas; returns the cubin and ptxas's log. Raises TargetError."""
+    """Assembles PTX with Triton's ptxas; returns the cubin and ptxas's log. Raises TargetError.
+
+    ``architecture`` is the target, ``flags`` are further options of ptxas.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx, encoding="utf-8")
@@ -245,7 +249,9 @@ def _assemble(spec: KernelSpec, ptx: str, assembler: str, architecture: str, *fl
 
 
 def write_kernels(folder: Path, kernels: Iterable[CompiledKernel]) -> list[Path]:
-    """Writes STEM.ptx, STEM.cubin and STEM.json of each kernel into ``folder``; returns the written paths, sorted."""
+    """Writes the files of each kernel into ``folder``, STEM.ptx, STEM.cubin and STEM.json. Returns their paths,
+    sorted.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     written = set()
     for kernel in kernels:
@@ -256,14 +262,14 @@ def write_kernels(folder: Path, kernels: Iterable[CompiledKernel]) -> list[Path]
 
 
 def files_of(kernel: CompiledKernel) -> dict[str, bytes]:
-    """Returns a kernel's PTX, its cubin, and its metadata as JSON: file name -> content."""
+    """Returns a kernel's files, name -> content: PTX, cubin, and metadata as JSON."""
     stem = kernel.spec.stem
     contents = {".ptx": kernel.ptx.encode(), ".cubin": kernel.cubin, ".json": _metadata(kernel).encode()}
     return {stem + suffix: content for suffix, content in contents.items()}
 
 
 def spec_document(spec: KernelSpec) -> dict[str, Any]:
-    """Returns a specification as JSON values."""
+    """Returns a specification as values that JSON can represent; ``spec_of`` reverses it."""
     return {
         "kernel": spec.kernel,
         "capability": spec.capability,
@@ -277,7 +283,7 @@ def spec_document(spec: KernelSpec) -> dict[str, Any]:
 
 
 def spec_of(document: Any) -> KernelSpec:
-    """Returns the specification in a document of ``spec_document``, or in a kernel's metadata."""
+    """Returns the specification from the result of ``spec_document``, or from a kernel's metadata."""
     return KernelSpec(
         kernel=document["kernel"],
         capability=document["capability"],
@@ -317,7 +323,8 @@ def read_kernel(
         read: returns the bytes of a file.
         with_ptx: False leaves ``ptx`` empty.
 
-    Raises BundleError if it is missing or damaged, or if its specification doesn't match its name.
+    Raises:
+        BundleError: it is missing or damaged, or its specification doesn't match its name.
     """
     path = folder / f"{stem}.json"
     try:
@@ -343,10 +350,9 @@ def read_kernel(
 def read_attention(
     folder: Path, shape: AttentionShape, capability: int, split_keys: int, *, clamp: bool = False
 ) -> tuple[CompiledKernel, ...]:
-    """Reads all attention kernels in ``folder`` for a layer, which may have different tiles.
+    """Reads all attention kernels in ``folder`` for a layer. They may differ in their tiles.
 
-    ``split_keys`` is 0 for prompts, otherwise the keys of a part in decoding; ``clamp`` is as for ``attention_spec``.
-
+    ``split_keys`` is 0 for prompts, otherwise the keys of a split in decoding; ``clamp`` is as for ``attention_spec``.
     Raises BundleError if there is none, or one is damaged.
     """
     any_tile = Tile(1, FEWEST_ROWS, FEWEST_ROWS, 1, 1)

@@ -1,6 +1,6 @@
 """Compiles kernels in several processes (``python -m`` of this module), which answer in JSON.
 
-The result doesn't depend on the number of processes: a kernel's code depends only on its specification.
+The result doesn't depend on the number of processes, since a kernel's code depends only on its specification.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ Result = TypeVar("Result")
 
 
 class KernelCompiler:
-    """Compiles each specification once, in parallel. It is a context manager, whose end kills the processes.
+    """Compiles kernels in parallel, each specification once. It is a context manager, which kills the processes at its
+    end.
 
     Args:
         workers: the most processes; they start when there is work. With 1, this process compiles.
         compiler: compiles a kernel in this process; None uses ``compile_kernel`` in the processes.
 
-    Raises MissingDependencyError without Triton.
+    Raises:
+        MissingDependencyError: Triton isn't installed.
     """
 
     def __init__(self, workers: int, compiler: Callable[[KernelSpec], CompiledKernel] | None = None) -> None:
@@ -64,7 +66,7 @@ class KernelCompiler:
         self._closed = False
 
     def start(self, spec: KernelSpec) -> Future[CompiledKernel]:
-        """Starts to compile a kernel; returns its future, whose errors are those of ``compile_kernel``."""
+        """Starts to compile a kernel, and returns a future of it, whose errors are those of ``compile_kernel``."""
         with self._lock:
             if spec not in self._started:
                 self._started[spec] = self._compiling.submit(self._compile, spec)
@@ -75,7 +77,9 @@ class KernelCompiler:
         return self.start(spec).result()
 
     def each(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Calls ``function``, which compiles kernels, for several items at a time; yields the results in order."""
+        """Calls ``function``, which compiles kernels, for several items at a time. Yields the results in the order of
+        the items.
+        """
         return self._asking.map(function, items)
 
     def __enter__(self) -> KernelCompiler:
@@ -126,7 +130,7 @@ class _Worker:
     def compile(self, spec: KernelSpec) -> CompiledKernel:
         """Compiles a kernel in the process. Raises the errors of ``compile_kernel``.
 
-        Raises TargetError if the process ends, and CapacityError if it is killed.
+        It also raises TargetError if the process ends, and CapacityError if it is killed.
         """
         child = self._child
         assert child.stdin is not None
@@ -175,7 +179,9 @@ class _Worker:
 
 
 def main(folder: Path) -> None:
-    """Compiles the kernel of each line of stdin into ``folder``, and prints an answer for each."""
+    """Compiles the kernel of each line of stdin into ``folder``, and prints an answer for each, as the process's main
+    function.
+    """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody waits for kernels without an export
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)

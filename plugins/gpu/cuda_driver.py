@@ -1,9 +1,11 @@
-"""The CUDA driver through ctypes: lists GPUs, and gives access to the memory, stream, graphs and kernels of one GPU.
+"""Calls the CUDA driver through ctypes: lists GPUs, and gives access to the memory, stream, graphs and kernels of one
+GPU.
 
-The library (libcuda.so.1) comes with NVIDIA's driver, so nothing else must be installed. No other module calls CUDA:
-code that runs engines uses the protocols here, and is tested with a fake driver.
+The library (libcuda.so.1) comes with NVIDIA's driver, so nothing else must be installed. No other module calls CUDA.
+Code that runs engines uses the protocols here, and is tested with a fake driver.
 
-Functions and numbers: CUDA Driver API, version 12 and later; names that end in _v2 are those that cuda.h maps to.
+Functions and numbers: CUDA Driver API, version 12 and later. Names that end in _v2 are those to which cuda.h maps the
+names without it.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ _DYNAMIC_SHARED_MEMORY = 8  # of CUfunction_attribute
 _NON_BLOCKING = 1  # of CUstream_flags
 
 Argument = int | np.int32 | np.float32
-"""A kernel's argument: an address (int), or a number of 32 bits."""
+"""An argument of a kernel: an address (int), or a 32-bit number."""
 
 
 @dataclass(frozen=True)
 class InstalledGpu:
-    """A GPU of this machine. ``capability`` is written "8.9"; ``memory_bytes`` is its total memory."""
+    """A GPU of this machine. ``capability`` is a text such as "8.9"; ``memory_bytes`` is its total memory."""
 
     index: int
     name: str
@@ -42,7 +44,7 @@ class InstalledGpu:
 
 
 class Graph(Protocol):
-    """Captured work that is launched as one. It reads and writes the addresses of the capture."""
+    """Captured work that is launched as a whole. It uses the addresses that it used when it was captured."""
 
     def launch(self) -> None:
         """Queues the graph on the device's stream."""
@@ -54,13 +56,13 @@ class Graph(Protocol):
 class Device(Protocol):
     """An open GPU with one stream, on which all work runs in order.
 
-    It can be used only in the thread that opened it or that called ``enter`` last. All methods raise CapacityError if
-    memory runs out, and EnginewrightError for other errors of the driver.
+    Only the thread that opened it, or that called ``enter`` last, may use it. All methods raise CapacityError if memory
+    runs out, and EnginewrightError for other errors of the driver.
     """
 
     @property
     def gpu(self) -> InstalledGpu:
-        """The GPU that is open."""
+        """The GPU."""
 
     @property
     def stream(self) -> int:
@@ -82,13 +84,15 @@ class Device(Protocol):
         """Queues a copy within this device's memory on the stream."""
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Copies a contiguous array to the device; the array may change once this has returned."""
+        """Copies a contiguous array to an address on the device. The array may change when this has returned."""
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Allocates memory of the host for ``upload_pinned``; it is freed when the device is closed."""
+        """Allocates memory of the host for ``upload_pinned``. It is freed when the device is closed."""
 
     def upload_pinned(self, address: int, array: npt.NDArray[np.uint8]) -> None:
-        """Queues a copy from ``pinned`` memory, which must not change until the stream has executed the copy."""
+        """Queues a copy from ``pinned`` memory to an address on the device. The memory must not change until the stream
+        has executed the copy.
+        """
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         """Copies device memory into a contiguous array, after all earlier work of the stream."""
@@ -97,10 +101,12 @@ class Device(Protocol):
         """Waits until the stream has finished its work."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Returns the work that ``work`` queues on the stream as a graph, without running it."""
+        """Captures the work that ``work`` queues on the stream as a graph, without running it."""
 
     def load_kernel(self, code: bytes, entry: str, shared_memory: int) -> int:
-        """Loads a kernel from a cubin or PTX, with a limit of ``shared_memory`` bytes, and returns its handle."""
+        """Loads the kernel ``entry`` from a cubin or PTX, and returns its handle. Launches may use ``shared_memory``
+        bytes.
+        """
 
     def launch(
         self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
@@ -110,13 +116,13 @@ class Device(Protocol):
     def launcher(
         self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
     ) -> Callable[[], None]:
-        """Returns a function that launches a kernel with these arguments; it is faster than ``launch``."""
+        """Returns a function that launches a kernel with these arguments. Calling it is faster than ``launch``."""
 
     def enter(self) -> None:
         """Makes the calling thread the one that may use the device."""
 
     def empty(self) -> None:
-        """Frees all memory and kernels. The stream stays, and the device can be used again."""
+        """Frees all memory and kernels. The stream stays, and the device can still be used."""
 
     def close(self) -> None:
         """Frees all memory, kernels and the stream."""
@@ -127,21 +133,18 @@ class Cuda(Protocol):
 
     @property
     def version(self) -> str:
-        """The newest CUDA version that the driver runs, such as "13.0"."""
+        """The newest CUDA version that the driver supports, such as "13.0"."""
 
     @property
     def gpus(self) -> tuple[InstalledGpu, ...]:
-        """Returns the GPUs in the driver's order, without those that CUDA_VISIBLE_DEVICES hides."""
+        """The GPUs in the driver's order, without those that CUDA_VISIBLE_DEVICES hides."""
 
     def open(self, gpu: InstalledGpu) -> Device:
         """Opens a GPU for the calling thread."""
 
 
 def load_cuda(library: str = LIBRARY) -> Cuda:
-    """Loads the driver of this machine.
-
-    Raises TargetError if there is none, or if it can't start.
-    """
+    """Loads this machine's CUDA driver. Raises TargetError if there is none, or if it can't start."""
     try:
         functions = ctypes.CDLL(library)
     except OSError as e:
@@ -187,7 +190,7 @@ class _Cuda:
 
 
 class _Calls:
-    """Calls the driver's functions by name, and raises an error if the status isn't 0."""
+    """Calls the driver's functions by name, and raises an error if one returns another status than 0."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
@@ -367,11 +370,12 @@ def cache_budget(gpu: str, free: int, what: str, used: int, share: float) -> int
     Args:
         gpu: the GPU's name, for the message.
         free: the free bytes of its memory.
-        what: what else needs memory, such as weights, for the message.
-        used: the bytes that it needs.
+        what: the other uses of memory, such as weights, for the message.
+        used: the bytes that these need.
         share: the share of the rest, from 0 to 1.
 
-    Raises CapacityError if nothing is left.
+    Raises:
+        CapacityError: nothing is left.
     """
     if free <= used:
         raise CapacityError(

@@ -1,5 +1,5 @@
-"""Compute capabilities of NVIDIA's GPUs: their spelling, the products that have each, and the formats that each
-supports.
+"""Compute capabilities of NVIDIA GPUs: how they are written, which products have them, and which formats they
+support.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.weight_formats import FORMATS
 
 KNOWN = ("7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1")
-"""The compute capabilities in rising order."""
+"""The known compute capabilities, ascending."""
 
 _PRODUCTS = {
     "7.5": "T4, T1000, Titan RTX, RTX 2060, RTX 2070, RTX 2080, RTX 2080 Ti",
@@ -30,18 +30,19 @@ _PRODUCTS = {
     "RTX 5070, RTX 5070 Ti, RTX 5080, RTX 5090",
     "12.1": "GB10, DGX Spark",
 }
-"""Names of GPUs by compute capability, from NVIDIA's lists, https://developer.nvidia.com/cuda-gpus (of Turing's:
-https://developer.nvidia.com/cuda-legacy-gpus); of the A10G, which isn't there, it is the A10's."""
+"""Compute capability -> names of GPUs, from NVIDIA's lists, https://developer.nvidia.com/cuda-gpus (Turing:
+https://developer.nvidia.com/cuda-legacy-gpus). The A10G isn't listed; it has the A10's.
+"""
 
 _BESIDES = frozenset(
     ("nvidia", "geforce", "tesla", "gpu", "super", "laptop", "generation", "blackwell", "edition", "pcie", "sxm", "nvl")
 )
-"""Words of a product's name that make no other compute capability of it."""
+"""Words of a product's name that don't change its compute capability."""
 
 _WRITTEN = re.compile(r"(?:sm_?)?(\d{1,2}?)\.?(\d)", re.IGNORECASE)
 
 _LEAST: dict[str, str] = {name: of.least_gpu for name, of in FORMATS.items() if of.least_gpu}
-"""Formats, and the least compute capability that has them."""
+"""Formats -> the least compute capability that supports them."""
 
 
 def parse_capability(text: str) -> str:
@@ -61,7 +62,7 @@ def parse_capability(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    """Normalizes a product's name: rtx4090 for "NVIDIA GeForce RTX 4090"."""
+    """Normalizes a product's name, to rtx4090 for "NVIDIA GeForce RTX 4090"."""
     words = re.split(r"[\s_-]+", text.strip().lower())
     return "".join(word for word in words if word not in _BESIDES and not re.fullmatch(r"\d+gb", word))
 
@@ -71,13 +72,15 @@ _CAPABILITIES = {_key(name): capability for capability, names in _PRODUCTS.items
 
 
 def parse_capabilities(texts: Iterable[str]) -> tuple[str, ...]:
-    """Parses capabilities or comma-separated lists of them; returns each once, in rising order. Raises TargetError."""
+    """Parses compute capabilities, or comma-separated lists of them. Returns each once, in ascending order. Raises
+    TargetError.
+    """
     capabilities = {parse_capability(part) for text in texts for part in text.split(",")}
     return tuple(name for name in KNOWN if name in capabilities)
 
 
 def check_formats(capabilities: Sequence[str], formats: Iterable[str]) -> None:
-    """Raises TargetError naming the capabilities that don't support one of ``formats``, such as fp8 on 8.6."""
+    """Raises TargetError naming the compute capabilities that don't support one of ``formats``, such as fp8 on 8.6."""
     for name in formats:
         least = _LEAST.get(name)
         lacking = [c for c in capabilities if least is not None and KNOWN.index(c) < KNOWN.index(least)]

@@ -1,4 +1,4 @@
-"""CUDA graphs of steps, which the cuda target and the TensorRT targets share. It doesn't need torch."""
+"""Captures steps as CUDA graphs, for the cuda target and the TensorRT targets. It doesn't need torch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from enginewright.runtime.shared.errors import CapacityError, EnginewrightError
 from .cuda_driver import Graph
 
 MOST_GRAPHS = 32
-"""Graphs that are kept, and with them the memory of their contexts."""
+"""The most graphs that are kept, with the memory of their contexts."""
 
 
 class GraphedWork(Protocol):
-    """Work that a step puts on the stream."""
+    """The work of a step, which is queued on the stream."""
 
     @property
     def capturable(self) -> bool:
-        """True if it can be captured now."""
+        """True if the work can be captured now."""
 
     def __call__(self) -> None:
         """Puts the work on the stream."""
 
     def close(self) -> None:
-        """Frees what the work holds. No graph of it may be launched afterwards."""
+        """Frees the memory and contexts of the work. No graph of it may be launched afterwards."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,22 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class GraphedSteps(Generic[Key]):
-    """Runs the work of steps. Work whose key comes again is captured as a graph after its run, and replayed later.
+    """Runs the work of steps, and captures it as a graph after its first run if it may come again. Later steps replay
+    the graph.
 
-    Work that can't be captured runs call by call. After a capture that fails no further one is made, since the cause
-    is likely to stay.
+    Work that can't be captured runs call by call. After a failed capture no further one is tried, since the cause is
+    likely to stay.
 
     Args:
-        target: the target's name, for the warning about a capture that fails.
+        target: the target's name, for the warning about a failed capture.
         capture: makes graphs; None makes none.
         synchronize: waits for all work on the stream.
-        most: the most graphs; then the graph whose last launch is the oldest is closed.
+        most: the most graphs; beyond it, the graph that was launched least recently is closed.
 
     Attributes:
         launches: the number of steps that were replayed.
         captures: the number of graphs that were made.
-        not_captured: why some steps run without a graph; "" if all can have one.
+        not_captured: the reason why some steps run without a graph; "" if all can have one.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class GraphedSteps(Generic[Key]):
 
         Args:
             key: equal for steps that have the same work.
-            bound: returns the step's work. Its argument is True if the work must stay as it is for a graph; such work
-                is closed with its graph.
-            comes_again: False if no graph is made of this work.
+            bound: returns the step's work. Its argument is True if the work must stay valid for a graph; such work is
+                closed with its graph.
+            comes_again: False if this work isn't captured.
         """
         if key in self._graphs:
             self._graphs.move_to_end(key)
@@ -111,7 +112,7 @@ class GraphedSteps(Generic[Key]):
                 self._seen.popitem(last=False)
 
     def capture(self, key: Key, work: GraphedWork) -> bool:
-        """Makes a graph of work that has run once; returns False, and closes the work, if that isn't possible."""
+        """Captures work that has run once. If that isn't possible, it closes the work and returns False."""
         if (graph := self._captured(work)) is None:
             self._seen[key] = False
             self._synchronize()
@@ -125,12 +126,12 @@ class GraphedSteps(Generic[Key]):
         return True
 
     def describe(self) -> dict[str, str | int]:
-        """Returns notes for people, by name."""
+        """Returns facts about the graphs, by name."""
         notes: dict[str, str | int] = {"graph_launches": self.launches}
         return notes | ({"not_captured": self.not_captured} if self.not_captured else {})
 
     def clear(self) -> None:
-        """Closes all graphs and their work, when nothing runs."""
+        """Closes all graphs and their work. Nothing may be running."""
         while self._graphs:
             self._drop()
 
@@ -156,7 +157,7 @@ class GraphedSteps(Generic[Key]):
             return None
 
     def _drop(self) -> None:
-        """Closes the graph whose last launch is the oldest, and then its work."""
+        """Closes the graph that was launched least recently, and its work."""
         graph, work = self._graphs.popitem(last=False)[1]
         graph.close()
         work.close()

@@ -1,4 +1,4 @@
-"""Detects when a process has lost its GPU: after some CUDA errors, every later call fails until the process ends."""
+"""Detects that a process has lost its GPU. After some CUDA errors, every later call fails until the process ends."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from enginewright.runtime.shared.errors import EnginewrightError, RequestError, 
 
 
 class GpuHealth:
-    """Probes the GPU after each error, and remembers if it is lost.
+    """Tests the GPU after each error, and records if it is lost.
 
     An illegal address, a failed launch or an uncorrectable memory error destroys the process's CUDA context. After
-    other errors, such as out of memory, the probe succeeds and the next step can run.
+    other errors, such as out of memory, the test succeeds and the next step can run.
 
     Args:
         probe: waits for all work of the GPU, and raises CUDA's error.
 
     Attributes:
-        lost: the reason why no step can run any more; "" if steps can run.
+        lost: the reason why no further step can run; "" if steps can run.
     """
 
     def __init__(self, probe: Callable[[], object]) -> None:
@@ -33,8 +33,8 @@ class GpuHealth:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Probes the GPU if the context's block raises. Raises that error, or the error of ``check`` if the GPU is
-        lost.
+        """A context that tests the GPU if its block raises an error. It raises that error, or the error of ``check`` if
+        the GPU is lost.
         """
         self.check()
         try:
@@ -51,7 +51,7 @@ class GpuHealth:
 
 
 class WatchedStep:
-    """A submitted step whose result is read within a context. It implements ``executors.base.Pending``.
+    """A submitted step whose result is read within a context. Implements ``executors.base.Pending``.
 
     Args:
         context: returns the context, such as ``GpuHealth.watched``.

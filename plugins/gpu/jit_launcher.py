@@ -1,7 +1,7 @@
-"""Launches calls with Triton's JIT: on a CUDA device, or on the CPU in Triton's interpreter.
+"""Launches calls with Triton's JIT, on a CUDA device, or on the CPU in Triton's interpreter.
 
-The interpreter is used if TRITON_INTERPRET=1 was set before Triton was imported. Three of its functions are replaced
-to correct bfloat16; see ``interpret_bfloat16``.
+The interpreter is used if TRITON_INTERPRET=1 was set before Triton was imported. Three of its functions are replaced to
+correct bfloat16; see ``interpret_bfloat16``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .tiles import Tile, attention_tiles, gpu_of
 
 
 class JitLauncher:
-    """Launches calls with Triton: on the device of their tensors, or interpreted if the environment says so.
+    """Launches calls with Triton, on the device of their tensors, or in the interpreter if the environment says so.
 
     Args:
-        capability: the compute capability that tiles are chosen for.
+        capability: the compute capability for which tiles are chosen.
         interpreted: True if kernels are interpreted, without a GPU.
     """
 
@@ -32,11 +32,11 @@ class JitLauncher:
         self._capability, self._interpreted = capability, interpreted
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Returns the tile for an attention layer."""
+        """Returns the tile for an attention layer. ``decode``: True for decode steps."""
         return tile_of(shape, self._capability, decode=decode, interpreted=self._interpreted)
 
     def resident(self, call: Call) -> int:
-        """Returns 4 as an estimate of the programs that a multiprocessor runs at a time."""
+        """Returns 4, an estimate of the number of programs that a multiprocessor runs at a time."""
         return 4
 
     def bind(self, call: Call) -> Callable[[], object]:
@@ -50,7 +50,9 @@ class JitLauncher:
 
 @cache
 def tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted: bool) -> Tile:
-    """Returns the tile for an attention layer; the interpreter gets the first, without compiling."""
+    """Returns the tile for an attention layer. For the interpreter it is the first of the candidates, without
+    compiling.
+    """
     if interpreted:
         return next(attention_tiles(shape.tile_case(decode=decode), gpu_of(capability)))
     return choose_tile(shape, capability, decode=decode)
@@ -93,10 +95,10 @@ def interpret_bfloat16() -> None:
 
 @contextmanager
 def products_in_order() -> Iterator[None]:
-    """Has Triton's interpreter add the terms of every element of a product in the same order, meanwhile.
+    """A context in which Triton's interpreter adds the terms of every element of a product in the same order.
 
-    It calls numpy's library, in which the order of an element's sum depends on its place in the tile. An instruction of
-    tensor cores treats all elements alike.
+    Otherwise it calls numpy's library, in which the order of an element's sum depends on its position in the tile. An
+    instruction of tensor cores treats all elements alike.
     """
     from triton.runtime import interpreter
 

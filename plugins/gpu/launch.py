@@ -38,8 +38,8 @@ def kv_write(
     """Runs ``ew.kv_write``, or ``ew.quantized_kv_write`` if there are scales [P, K, Nkv], in place.
 
     k [T, Nkv, D] and v [T, Nkv, Dv] may be views of wider rows; the caches [P, K, Nkv, D] and [P, K, Nkv, Dv] are
-    contiguous. Tokens with a slot outside the cache (padding: -1) are skipped; the reference op raises for them. Raises
-    ValueError for tensors that don't match.
+    contiguous. Tokens with a slot outside the cache (padding: -1) are skipped; the reference op raises an error for
+    them. Raises ValueError for tensors that don't match.
     """
     caches = _checked(LayerCaches(k_cache, v_cache, k_scales, v_scales))
     for new, to in ((k, k_cache), (v, v_cache)):
@@ -63,7 +63,7 @@ def paged_attention(
     Dv].
 
     q [T, Nq, D] may be a view of wider rows; the other tensors are contiguous. A float cache has the type of q, or any
-    type if q is float32; sums are float32. A batch with one token per request is decoded, by default in parts of 512
+    type if q is float32; sums are float32. A batch with one token per request is decoded, by default in splits of 512
     keys.
 
     Args:
@@ -71,14 +71,17 @@ def paged_attention(
         caches: keys and values.
         batch: the requests; ``decodes`` is computed here.
         rule: the scale, window and other rules of scores.
-        parts: the split into parts. ``work`` must be the result of ``decode_work`` for these contexts, window and
-            ``split_keys``; then request b has token b, or a kv_len of 0 (whose result is 0). ``workers`` defaults to 4
-            per multiprocessor. ``scratch`` is contiguous, of any type, with at least ``scratch_bytes`` bytes.
+        parts: the division of contexts into splits. ``work`` must be the result of ``decode_work`` for these contexts,
+            window and ``split_keys``; then request b has token b, or a kv_len of 0 (whose result is 0). ``workers``
+            defaults to 4 per multiprocessor. ``scratch`` is contiguous, of any type, with at least ``scratch_bytes``
+            bytes.
         out: the result [T, Nq, Dv], contiguous and of q's type; None allocates it. With ``out`` and ``scratch`` nothing
             is allocated, as a CUDA graph's capture needs it.
         tile: the tile; None takes the best known.
 
-    Raises ValueError for tensors that don't match, TargetError for a layer that AttentionShape refuses.
+    Raises:
+        ValueError: tensors don't match.
+        TargetError: AttentionShape rejects the layer.
     """
     split_keys, work, workers = parts.split_keys, parts.work, parts.workers
     k_cache, v_cache = caches.keys, caches.values
@@ -121,8 +124,8 @@ def paged_attention(
 
 
 def _memory(scratch: torch.Tensor | None, needed: int, device: torch.device) -> torch.Tensor:
-    """Returns ``needed`` bytes of ``scratch``, or of new memory if it is None, as float32. Raises ValueError if it is
-    too small.
+    """Returns ``needed`` bytes of ``scratch``, or of new memory if it is None, as float32. Raises ValueError if
+    ``scratch`` is too small.
     """
     if scratch is None or not needed:
         scratch = torch.empty(needed, dtype=torch.uint8, device=device)
@@ -135,7 +138,9 @@ def _memory(scratch: torch.Tensor | None, needed: int, device: torch.device) -> 
 
 
 def _check_work(work: torch.Tensor, requests: int, splits: int) -> None:
-    """Raises ValueError if ``work`` can't be the list of a decode step; ``requests`` is 0 if the step isn't one."""
+    """Raises ValueError if ``work`` can't be the list of a decode step. ``requests`` is 0 if the step isn't a decode
+    step.
+    """
     if not requests or work.dtype != torch.int32 or work.numel() < work_size(requests, splits):
         raise ValueError(f"paged_attention: work {work.dtype} {tuple(work.shape)} isn't of a step of {requests} tokens")
 
@@ -149,7 +154,7 @@ def decode_work(
     split_keys: int = SPLIT_KEYS,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Lists the parts of attention in a decode step, as int32: the number of parts, then (request, part) of each.
+    """Lists the splits of attention in a decode step, as int32: the number of splits, then (request, split) of each.
 
     The list is computed on the device, so that one CUDA graph works for all contexts. All layers with the same window
     share it.
@@ -157,9 +162,9 @@ def decode_work(
     Args:
         kv_len: the context of each request, [B].
         blocks: the most blocks of a request in the table.
-        block_size: tokens of a block.
+        block_size: the tokens of a block.
         window: the layers' window; 0 for none.
-        split_keys: the keys of a part.
+        split_keys: the keys of a split.
         out: int32, of at least ``work_size`` integers; None allocates it.
     """
     (requests,) = kv_len.shape
@@ -173,15 +178,15 @@ def decode_work(
 
 
 def _workers(v_cache: torch.Tensor) -> int:
-    """Returns the number of programs for each key/value head that gives four programs per multiprocessor in total."""
+    """Returns the number of programs per key/value head that gives four programs per multiprocessor in total."""
     if v_cache.device.type != "cuda":
         return 3
     return max(1, 4 * torch.cuda.get_device_properties(v_cache.device).multi_processor_count // v_cache.shape[2])
 
 
 def scratch_bytes(shape: AttentionShape, tokens: int, blocks: int, split_keys: int = SPLIT_KEYS) -> int:
-    """Returns the bytes of scratch memory for ``tokens`` tokens and tables of ``blocks`` blocks; 0 if there is one
-    part.
+    """Returns the bytes of scratch memory for ``tokens`` tokens and tables of ``blocks`` blocks; 0 if contexts have one
+    split.
     """
     return 4 * attention_scratch(tokens, shape.heads, shape.value_size, blocks, shape.block_size, split_keys)
 
@@ -191,7 +196,9 @@ def _run(call: Call) -> None:
 
 
 def _gpu_of(x: torch.Tensor) -> GpuLimits:
-    """Returns the limits of the GPU of tensor ``x``; for an unknown capability, those of the next older known one."""
+    """Returns the limits of the GPU of tensor ``x``; for an unknown compute capability, those of the next lower known
+    one.
+    """
     if x.device.type != "cuda":
         return _INTERPRETED
     major, minor = torch.cuda.get_device_capability(x.device)

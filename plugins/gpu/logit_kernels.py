@@ -22,7 +22,7 @@ def _finite(logits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _penalized(logits: tl.tensor, penalty: tl.tensor) -> tl.tensor:
-    """Returns logits with a repetition penalty; -infinity stays."""
+    """Returns the logits after a repetition penalty; -infinity stays."""
     y = _finite(tl.where(logits < 0, logits * penalty, logits / penalty))
     return tl.where((tl.abs(logits) == float("inf")) | (logits != logits), logits, y)
 
@@ -38,7 +38,8 @@ def penalize_kernel(
     V: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """Writes the penalized logits of seen tokens to ``out`` float32 [R, V], which already has all logits; grid (R).
+    """Writes the penalized logits of tokens that occurred to ``out`` float32 [R, V], which already has all logits; grid
+    (R).
 
     ``seen`` has the tokens of row r at seen_start[r] to seen_start[r + 1]. A token that occurs twice is written twice
     with the same value.

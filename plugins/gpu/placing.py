@@ -1,4 +1,5 @@
-"""Block tables on the device, of which a step changes entries, and tokens that the step before has drawn.
+"""Keeps block tables on the device, where a step changes some entries, and inserts tokens that the step before has
+drawn.
 
 It doesn't need torch.
 """
@@ -15,10 +16,12 @@ from enginewright.runtime.shared.step_schema import BLOCK_TABLE, Array, group_po
 from .call import Argument, Call
 
 SOURCES, CHANGED = "sources", "changed"
-"""The arrays of an upload for ``place_call``: each token's row in the step before, and the number of changes."""
+"""The names of arrays that are uploaded for ``place_call``: each token's row in the step before (or -1), and the number
+of changes.
+"""
 
 PLACED = ("ids", SOURCES, "drawn", "tables", "changes", "count")
-"""The arrays that the kernel takes."""
+"""The names of the arrays that the kernel reads and writes."""
 
 _PIECE, _PROGRAMS = 256, 8
 _FARTHEST_TILE = 128
@@ -26,16 +29,16 @@ _FARTHEST_TILE = 128
 
 
 def place_call(arrays: Mapping[str, Argument], tokens: int, vocab: int) -> Call:
-    """Returns the call that places drawn tokens and changes of tables in front of a step of ``tokens`` tokens.
+    """Returns the call that writes drawn tokens and changes of block tables, before a step of ``tokens`` tokens.
 
-    ``arrays``: those of ``PLACED``, as ``place_kernel`` describes them.
+    ``arrays`` has the arrays of ``PLACED``, as ``place_kernel`` describes them.
     """
     arguments = {name: arrays[name] for name in PLACED} | {"total": tokens, "vocab": vocab}
     return Call("place", arguments, {"PIECE": _PIECE}, (max(-(-tokens // _PIECE), _PROGRAMS), 1, 1))
 
 
 class TableChanges:
-    """The block tables of all groups as a device has them after the submitted steps, to find what a step changes.
+    """The block tables that the device has after the submitted steps, with which the next step's tables are compared.
 
     Args:
         groups: the cache groups.
@@ -52,12 +55,15 @@ class TableChanges:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the memory of all tables: groups, requests, blocks."""
+        """The shape of the memory of all tables: (groups, requests, blocks)."""
         return self._tables.shape
 
     def write(self, arrays: Mapping[str, Array], staged: Int32Array) -> int:
-        """Writes what a step's tables change to ``staged`` [changes, 2]: an index in the memory of all tables, and its
-        value. Returns the number of changes, at most the number of entries in ``shape``.
+        """Writes the changes of a step's tables to ``staged`` [changes, 2]: an index in the memory of all tables, and
+        its new value.
+
+        Returns the number of changes, which is at most the number of entries in ``shape``. ``arrays`` has the step's
+        tables.
         """
         count = 0
         for number, group in enumerate(self._groups):
@@ -83,15 +89,17 @@ class TableChanges:
         return count
 
     def forget(self) -> None:
-        """Has the next step write all entries, since it isn't known which of them the device has."""
+        """Makes the next step write all entries, because it is unknown which of them the device has."""
         self._tables.fill(-2)
         self._used = [self._tables.shape[1:]] * len(self._groups)
         self._last = [None] * len(self._groups)
 
     @staticmethod
     def _fill_before_windows(table: Int32Array, now: Int32Array, size: int) -> None:
-        """Replaces -1 before each request's window: next to it by a block of the request, since a tile may begin there
-        and read and mask its keys; elsewhere by what the device has, which no kernel reads.
+        """Replaces the entries of -1 before each request's window.
+
+        Directly before the window, a block of the request takes their place, since a tile may begin there, and reads
+        and masks its keys. Elsewhere, the entry that the device has takes their place, as no kernel reads it.
         """
         first = (table >= 0).argmax(axis=1)[:, None]
         columns = np.arange(table.shape[1])

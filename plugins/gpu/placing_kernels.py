@@ -1,4 +1,4 @@
-"""The Triton kernel in front of a step: it writes sampled tokens and changed block tables where the step reads them."""
+"""The Triton kernel that runs before a step: it writes sampled tokens and changed block tables to the step's inputs."""
 
 # mypy: disallow-untyped-decorators=False
 

@@ -1,4 +1,4 @@
-"""The launches of TensorRT's plugins: kernels, grid, threads, shared memory, integers. Doesn't need TensorRT.
+"""The launches of TensorRT's plugins: kernels, grid, threads, shared memory, integers. It doesn't need TensorRT.
 
 Sizes are ints or TensorRT's symbolic shapes, which accept an int only as the right operand.
 """
@@ -14,18 +14,21 @@ from .specs import AttentionShape, Number, splits_of, tiles_of_step
 from .tiles import SPLIT_KEYS, gpu_of
 
 SHARED_MEMORY = 48 * 1024
-"""Bytes that a block of a plugin uses at most. For more, a launch has to raise a limit of the kernel first
-(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES). TensorRT takes a number of bytes of a kernel that is compiled ahead
-(``KernelLaunchParams.shared_mem``), and its documentation doesn't say whether it raises the limit. Our launches do."""
+"""The most bytes of shared memory of a plugin's thread block. A launch with more first has to raise a limit of the
+kernel (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES). TensorRT takes the number of bytes of a kernel that is
+compiled ahead (``KernelLaunchParams.shared_mem``), but its documentation doesn't say if it raises the limit. Our
+launches do.
+"""
 
 TACTICS = 1
-"""Tiles that TensorRT may choose among when it builds an engine: it would time them on inputs that it makes up
-(https://github.com/NVIDIA/TensorRT/issues/2552), where lengths and tables say nothing of a step."""
+"""The number of tiles among which TensorRT may choose when it builds an engine. It would time them on invented inputs
+(https://github.com/NVIDIA/TensorRT/issues/2552), whose lengths and tables don't resemble a step.
+"""
 
 
 @dataclass(frozen=True)
 class Launch(Generic[Number]):
-    """The launch of a kernel. ``integers`` are its arguments between inputs and outputs."""
+    """A launch of a kernel. ``integers`` are its arguments between inputs and outputs."""
 
     grid: tuple[Number | int, Number | int, Number | int]
     threads: int
@@ -36,11 +39,10 @@ class Launch(Generic[Number]):
 def plugin_attention(
     shape: AttentionShape, capability: int, split_keys: int, compiler: Compile = compile_kernel
 ) -> tuple[CompiledKernel, ...]:
-    """Compiles the attention kernels to choose from.
+    """Compiles the attention kernels from which TensorRT may choose.
 
-    ``split_keys``: 0 for prompts; for decoding, the number of keys of each part.
-
-    Raises TargetError for an unknown GPU, or if no tile fits.
+    ``split_keys``: 0 for prompts; for decoding, the keys of a split. Raises TargetError for an unknown GPU, or if no
+    tile fits.
     """
     return compile_attention(
         shape,
@@ -61,9 +63,10 @@ def plugin_kernels(
     *,
     large_tiles: bool = False,
 ) -> LayerKernels:
-    """Compiles all kernels that the plugins may launch for a layer of this shape; the bundle contains them.
+    """Compiles all kernels that the plugins may launch for a layer of this shape, which the bundle contains.
 
-    ``large_tiles``: True allows as much shared memory as every GPU has that runs them, False ``SHARED_MEMORY``.
+    ``large_tiles``: True allows as much shared memory as every GPU has that runs the kernels, False only
+    ``SHARED_MEMORY``.
     """
     return compile_layer(
         shape,
@@ -85,8 +88,8 @@ def write_launch(kernel: CompiledKernel, shape: AttentionShape, tokens: Number, 
 def attention_launch(
     kernel: CompiledKernel, shape: AttentionShape, tokens: Number, requests: Number, blocks: Number, pool: Number
 ) -> Launch[Number]:
-    """Returns the launch of ``paged_attention`` for T tokens of B requests, a table of ``blocks`` blocks each, a pool
-    of P.
+    """Returns the launch of ``paged_attention`` for T tokens of B requests, tables of ``blocks`` blocks, and a pool of
+    P blocks.
     """
     split_keys, tile = kernel.constant("SPLIT_KEYS"), kernel.spec.tile
     assert isinstance(split_keys, int)
@@ -99,12 +102,11 @@ def attention_launch(
 
 
 def combine_launch(kernel: CompiledKernel, heads: int, tokens: Number, splits: Number) -> Launch[Number]:
-    """Returns the launch of ``combine_splits``, which merges the partial results of attention over parts of the
-    context.
+    """Returns the launch of ``combine_splits``, which combines the partial results of attention over splits.
 
     Args:
         kernel: the compiled kernel.
-        heads: query heads.
-        tokens, splits: T, and the number of parts; expressions or numbers.
+        heads: the query heads.
+        tokens, splits: T, and the number of splits; expressions or numbers.
     """
     return Launch((tokens * heads, 1, 1), kernel.threads, kernel.shared_memory, (splits,))

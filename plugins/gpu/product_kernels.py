@@ -1,10 +1,11 @@
-"""The Triton product with stored weights: 8-bit and 4-bit integers, 8-bit floats, and experts' weights in any type.
+"""The Triton kernels of products with stored weights: 8-bit and 4-bit integers, 8-bit floats, and experts' weights of
+any type.
 
-It computes x [M, K] @ weight [N, K]^T. Stored values are exact in 16-bit floats; scales are applied to float32 sums
+They compute x [M, K] @ weight [N, K]^T. Stored values are exact in 16-bit floats. Scales are applied to float32 sums
 over a group, and offsets to the sums of x, so that no weight is rounded to another float. Exceptions are ROUNDED, and
 groups that aren't a multiple of a step along K: then weights are rounded to the type of x.
 
-With many rows, a library multiplies faster than this kernel: ``unpack_kernel`` converts a weight to floats for it.
+With many rows, a library multiplies faster than this kernel; ``unpack_kernel`` converts a weight to floats for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .step_kernels import activated, stored_to_float
 
 @triton.jit
 def nibbles_to_floats(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
-    """Converts the two values in each byte of codes uint8 [.., D] to [.., D, 2] of DTYPE; exact in all 16-bit
+    """Converts the two values in each byte of codes uint8 [.., D] to [.., D, 2] of DTYPE. That is exact in all 16-bit
     types.
     """
     if tl.bfloat16 == DTYPE or tl.float16 == DTYPE:
@@ -184,8 +185,7 @@ def product_kernel(
 
     ``FORMAT`` is "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
     the first in its low half). GROUP is the number of neighbours along K that share a scale, and an offset with
-    OFFSETS;
-    0 means all of K.
+    OFFSETS; 0 means all of K.
 
     PART: if it isn't 0, each program sums PART neighbours along K, chosen by its number along z, and ``out`` float32
     [parts, M, N] gets sums without bias and activation; ``sum_parts_kernel`` adds them. PART is a multiple of the
@@ -271,7 +271,8 @@ def sum_parts_kernel(
     ACTIVATION: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Computes ACTIVATION(the sum of sums float32 [parts, M, N] + bias [N]) -> out [M, N]; parts are added in order.
+    """Computes ACTIVATION(the sum of sums float32 [parts, M, N] + bias [N]) -> out [M, N]. The parts are added in
+    order.
 
     Grid (M, pieces of WIDTH columns); ``rows`` is M.
     """

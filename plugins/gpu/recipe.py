@@ -1,4 +1,4 @@
-"""[engines] of a recipe: options of the targets for NVIDIA's GPUs."""
+"""The table [engines] of a recipe: options of the targets for NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..ranks.recipe import known_partitions
 from .formats import parse_capabilities
 
 MOST_BLOCKS = 1 << 22
-"""The most blocks of a cache: a slot's number then has 27 bits."""
+"""The most blocks of a cache, with which a slot's number has 27 bits."""
 
 
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
@@ -30,23 +30,23 @@ class EnginesSection(OffsetOptions):
     """The recipe's options for targets that build engines; others ignore them.
 
     Attributes:
-        gpus: compute capabilities; () for the target's default.
+        gpus: the compute capabilities; () for the target's default.
         form: for the target tensorrt-rtx: one engine of the whole model, or segments between attentions.
         dtype: the type of activations and caches, and of weights that have no other format; None for bf16 in the target
             cuda, f16 in the others.
-        context: maximum tokens of a request with its answer, the size of slots; None for the model's context.
-        requests: maximum requests of a decode step; None for the largest bucket, or 16.
-        prompts: maximum prompts of a step; None for 4.
-        chunk: maximum tokens of a prompt in a step; None for the largest bucket, or 512.
+        context: the maximum tokens of a request with its answer, and so the size of slots; None for the model's
+            context.
+        requests: the maximum requests of a decode step; None for the largest bucket, or 16.
+        prompts: the maximum prompts of a step; None for 4.
+        chunk: the maximum tokens of a prompt in a step; None for the largest bucket, or 512.
         caches: for the target tensorrt: how engines write into caches. "aliased" declares it to TensorRT, which may
             insert copies; "ordered" hides it, and attention waits for a result of the write.
-        blocks: for the target tensorrt: maximum blocks of a cache; None for 4,194,304, which fill any GPU.
+        blocks: for the target tensorrt: the maximum blocks of a cache; None for 4,194,304, which fill any GPU.
         partitions: for the target cuda: partitions of the model, such as "tensor=2", whose ranks also get kernels.
-        exact: for the target cuda: a request's bits don't depend on the other requests of a step, nor on how its prompt
-            is cut; slower.
-        large_tiles: for the target tensorrt, untested: attention's tiles may use more than 48 KiB of shared memory,
-            which
-            TensorRT may refuse to launch.
+        exact: for the target cuda: True if a request's bits don't depend on the other requests of a step, nor on how
+            its prompt is cut; slower.
+        large_tiles: for the target tensorrt, untested: True if attention's tiles may use more than 48 KiB of shared
+            memory, which TensorRT may refuse to launch.
     """
 
     gpus: tuple[str, ...] = ()
@@ -68,7 +68,8 @@ class EnginesSection(OffsetOptions):
         Args:
             model_context: the model's maximum tokens of a request; 0 for no limit.
 
-        Raises RecipeError if ``context`` is more than the model's.
+        Raises:
+            RecipeError: ``context`` is more than the model's.
         """
         if self.context and model_context and self.context > model_context:
             raise RecipeError(

@@ -15,12 +15,14 @@ from .step_calls import strides_of
 from .tiles import power_of_2
 
 NORM_EPSILON = 1e-6
-"""Added to the sum of squares where a delta rule normalizes queries and keys, as in `passes.ops.recurrence`."""
+"""The number that a delta rule adds to the sum of squares when it normalizes queries and keys, as in
+`passes.ops.recurrence`.
+"""
 
 _VALUES = 1024
-"""Values of a state that one program holds: 32 registers of each thread of a warp."""
+"""The values of a state that one program holds: 32 registers of each thread of a warp."""
 _TOKENS, _CHANNELS = 8, 128
-"""Tokens and channels that a program of a convolution computes at a time."""
+"""The numbers of tokens and of channels that a program of a convolution computes at a time."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,11 @@ class StoredStates:
 
     Attributes:
         states: float32 [P, F].
-        table: the blocks of each request, [B, M], of which the first column counts.
-        q_start: the first token of each request, then the number of tokens, [B + 1].
-        kv_len: the number of tokens of each request after the step, [B].
-        slots: [T], the place whose block gets the state after the token too; negative for none.
+        table: [B, M]; the first column has the block of each request.
+        q_start: [B + 1], the first token of each request, then the number of tokens.
+        kv_len: [B], the number of tokens of each request after the step.
+        slots: [T]; the state after token t is stored in block ``slots[t] // STATE_TOKENS`` too, unless ``slots[t]`` is
+            negative.
         first: the position of the op's state in a block.
     """
 
@@ -45,7 +48,7 @@ class StoredStates:
 
     @property
     def arguments(self) -> Mapping[str, Argument]:
-        """The arguments that all kernels of recurrences take."""
+        """The arguments that the kernels of all recurrences have in common."""
         return {
             "state": self.states,
             "block_table": self.table,
@@ -57,7 +60,7 @@ class StoredStates:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        """The constants that all kernels of recurrences take."""
+        """The constants that the kernels of all recurrences have in common."""
         return {"STATE_SIZE": self.states.shape[1], "STATE_TOKENS": STATE_TOKENS, "FIRST": self.first}
 
 
@@ -132,5 +135,5 @@ def delta_rule_call(
 
 
 def _tile(channels: int, width: int) -> int:
-    """Returns how many rows of ``width`` values a program holds, of ``channels`` rows."""
+    """Returns the number of rows of ``width`` values that a program holds, of ``channels`` rows in total."""
     return min(power_of_2(channels), max(1, _VALUES // width))

@@ -186,7 +186,7 @@ def stored_scan_kernel(
 
 @triton.jit
 def _unit(x: tl.tensor, EPS: tl.constexpr, NORMALIZE: tl.constexpr) -> tl.tensor:
-    """Divides x by the root of its sum of squares plus EPS if NORMALIZE."""
+    """Returns x divided by the root of its sum of squares plus EPS; x itself without NORMALIZE."""
     return x * (1.0 / tl.sqrt_rn(tl.sum(x * x, axis=0) + EPS)) if NORMALIZE else x
 
 

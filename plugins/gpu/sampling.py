@@ -1,4 +1,4 @@
-"""Packs the sampling options of a step for the GPU, and chooses the kernels that they need. Doesn't need torch."""
+"""Packs the sampling options of a step for the GPU, and decides which kernels they need. It doesn't need torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .sampling_calls import Drawing, SamplingMemory, sampling_calls
 from .specs import SamplingKernel
 
 ALIGNED_WORDS = 4
-"""Kernels are compiled for addresses at multiples of 16 bytes."""
+"""The alignment of arrays in 4-byte words: kernels are compiled for addresses at multiples of 16 bytes."""
 
 _CARRIED_LATER: Mapping[SamplingKernel, tuple[str, ...]] = {
     "edit": (
@@ -35,7 +35,7 @@ _CARRIED_LATER: Mapping[SamplingKernel, tuple[str, ...]] = {
     "spread": ("typical_p",),
     "nearest": ("typical_p",),
 }
-"""Kernels that older bundles don't have, and the sampling parameters that need them."""
+"""Kernels that older bundles don't have -> the sampling parameters that need them."""
 
 _NO_KERNELS = ("top_n_sigma", "xtc_probability")
 """Sampling parameters for which there are no kernels at all."""
@@ -44,26 +44,31 @@ _TYPES: Mapping[str, str] = {
     **{"top_k": "int32", "seed": "int64", "counter": "int64"},
     **dict.fromkeys((*SAMPLING_LISTS, "mask_rows"), "int32"),
 }
-"""The types of options that aren't float32, by torch's and numpy's name. Kernels take 64 bits with a sign: their bits
-are the same."""
+"""The types of options that aren't float32, by their names in torch and numpy. Unsigned 64-bit numbers are passed as
+signed ones with the same bits.
+"""
 
 
 def missing_kernels(folder: Path, capability: int) -> tuple[SamplingKernel, ...]:
-    """Returns the sampling kernels that the folder of an older bundle lacks for a GPU."""
+    """Returns the sampling kernels that a bundle's folder doesn't have for a GPU, because an older version made it.
+
+    ``capability`` is 89 for compute capability 8.9.
+    """
     return tuple(kernel for kernel in _CARRIED_LATER if not any(folder.glob(f"{kernel}-sm{capability}-*.json")))
 
 
 def lacks_of(missing: Iterable[SamplingKernel]) -> tuple[str, ...]:
-    """Returns the sampling parameters that can't be used without these kernels, and those for which no kernels
-    exist.
+    """Returns the sampling parameters that can't be used without the kernels ``missing``, and those that no kernel
+    supports.
     """
     return tuple(dict.fromkeys([*(name for kernel in missing for name in _CARRIED_LATER[kernel]), *_NO_KERNELS]))
 
 
 def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Returns the start, in 4-byte words, of each array in one upload of all, and the upload's length.
+    """Assigns to each array its start in one upload of all, in 4-byte words. Returns the starts, and the upload's
+    length.
 
-    Starts are multiples of 16 bytes. ``lengths`` are in words.
+    Starts are multiples of 16 bytes. ``lengths`` has the arrays' lengths in words.
     """
     starts, at = {}, 0
     for name, length in lengths.items():
@@ -73,15 +78,15 @@ def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def option_words(rows: int) -> dict[str, int]:
-    """Returns the number of 4-byte words that each option takes for ``rows`` rows. Starts of lists have one more
-    entry.
+    """Returns the number of 4-byte words of each option for ``rows`` rows. Starts of lists have one entry more than
+    rows.
     """
     words = {name: rows * option_type(name).itemsize // 4 for name in (*SAMPLING_OPTIONS, "mask_rows")}
     return words | dict.fromkeys(SAMPLING_LISTS, rows + 1)
 
 
 def option_arrays(address: int, places: Mapping[str, int], rows: int) -> dict[str, DeviceArray]:
-    """Returns the arrays of the options for kernels, in an upload at ``address`` with the starts ``places``."""
+    """Returns the options as arrays for kernels, in an upload at ``address`` in which ``places`` has their starts."""
     arrays = {}
     for name, words in option_words(rows).items():
         of = option_type(name)
@@ -90,7 +95,9 @@ def option_arrays(address: int, places: Mapping[str, int], rows: int) -> dict[st
 
 
 def each_sampling_call(logits: Operand) -> Iterator[Call]:
-    """Yields a call of every kernel that sampling may launch; the memory of the logits [R, V] needn't exist."""
+    """Yields a call of every kernel that sampling may launch, to compile them. The memory of the logits [R, V] needn't
+    exist.
+    """
 
     def new(shape: tuple[int, ...], of: str) -> DeviceArray:
         return DeviceArray(0, np.dtype(of), shape)
@@ -107,9 +114,9 @@ def each_sampling_call(logits: Operand) -> Iterator[Call]:
 
 
 def write_options(staged: Int32Array, places: Mapping[str, int], sampling: SamplingBatch | None, rows: int) -> None:
-    """Writes the options of ``rows`` rows to ``staged`` at the starts ``places``. Rows without options are greedy.
+    """Writes the options of ``rows`` rows to ``staged``, at the starts ``places``. Rows without options are greedy.
 
-    Raises RequestError for a value out of range, as the cpu target's sampler does.
+    Raises RequestError for a value that is out of range, as the cpu target's sampler does.
     """
     check_options(sampling)
     arrays = {} if sampling is None else sampling.options()
@@ -135,7 +142,7 @@ def write_options(staged: Int32Array, places: Mapping[str, int], sampling: Sampl
 def write_masks(staged: Int32Array, masks: StepMasks) -> int:
     """Waits for the masks of a step, and writes those of its rows to ``staged``, in the order of the rows.
 
-    Returns the number of words that were written.
+    Returns the number of 4-byte words that were written.
     """
     masks.wait()
     of_rows, words = masks.rows[masks.rows >= 0], masks.bits.shape[1]
@@ -145,7 +152,7 @@ def write_masks(staged: Int32Array, masks: StepMasks) -> int:
 
 
 def packed_lists(sampling: SamplingBatch) -> tuple[Int32Array, int]:
-    """Returns all lists of a step as one array, and the words of memory that the kernels need for it (see
+    """Returns all lists of tokens of a step as one array, and the number of words that kernels need for it (see
     logit_kernels.py).
     """
     arrays = sampling.options()
@@ -155,7 +162,9 @@ def packed_lists(sampling: SamplingBatch) -> tuple[Int32Array, int]:
 
 
 _LISTS = {name: SAMPLING_LISTS[name] for name in sorted(SAMPLING_LISTS, key="seen_start".__eq__)}
-"""The lists in the order in which they are packed: seen tokens last, since nothing after them is uploaded."""
+"""The lists in the order in which they are packed. Tokens that occurred come last, since the memory after them isn't
+uploaded.
+"""
 
 
 def _begins(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
@@ -168,7 +177,7 @@ def _begins(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
 
 
 def drawing_of(sampling: SamplingBatch) -> Drawing:
-    """Returns which options of sampling the rows use."""
+    """Returns which sampling options the rows use."""
     random = sampling.temperature > 0
     return Drawing(
         penalties=sampling.repetition_penalty is not None and sampling.seen is not None and len(sampling.seen) > 0,
@@ -187,7 +196,9 @@ def drawing_of(sampling: SamplingBatch) -> Drawing:
 
 
 def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
-    """Returns the options of the given rows, in their order; ``sampling`` itself if these are all of its rows."""
+    """Returns the options of the rows with these indices, in this order; ``sampling`` itself if these are all of its
+    rows.
+    """
     if np.array_equal(rows, np.arange(len(sampling.temperature))):
         return sampling
     cut: dict[str, Any] = {
@@ -208,7 +219,7 @@ def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> Samplin
 
 
 def option_type(name: str) -> np.dtype[Any]:
-    """Returns the type of an option on the GPU."""
+    """Returns the type of an option's array on the GPU."""
     return np.dtype(_TYPES.get(name, "float32"))
 
 

@@ -1,4 +1,6 @@
-"""The kernel calls that draw a step's tokens on a GPU, from logits and options in its memory. Doesn't need torch."""
+"""Makes the kernel calls that draw a step's tokens on a GPU, from logits and options in its memory. It doesn't need
+torch.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,17 @@ from .tiles import power_of_2
 
 Memory = TypeVar("Memory", bound=Operand)
 PIECE = 1024
-"""Tokens of the vocabulary that one program looks at."""
+"""The number of tokens of the vocabulary that one program processes."""
 
 _PASSES, _NEAREST_PASSES = 8, 12
-"""The passes of a search, four bits at a time: 32 of a logit, 48 of how near a surprise is to its mean."""
+"""The numbers of passes of a search, four bits at a time: over 32 bits of a logit, and over 48 of a surprise's nearness
+to its mean.
+"""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """The options of sampling that the rows of a step use; kernels of unused options aren't launched.
+    """The sampling options that the rows of a step use. Kernels of unused options aren't launched.
 
     Attributes:
         penalties: True if a row has a repetition penalty.
@@ -50,7 +54,7 @@ class Drawing:
 class SamplingMemory(Generic[Memory]):
     """The memory that the sampling kernels share, for up to ``rows`` rows of ``vocab`` tokens.
 
-    ``new`` allocates zeroed memory of a shape, and of a type by its name in numpy and torch.
+    ``new`` allocates zeroed memory of a shape and of a type, which is named as in numpy and torch.
     """
 
     def __init__(self, rows: int, vocab: int, new: Callable[[tuple[int, ...], str], Memory]) -> None:
@@ -70,7 +74,7 @@ class SamplingMemory(Generic[Memory]):
 
     @property
     def wide(self) -> Memory:
-        """Float32 [rows, vocab], for changed logits; allocated at the first use."""
+        """The memory for changed logits, float32 [rows, vocab]. It is allocated when it is first used."""
         if self._wide is None:
             self._wide = self._new((self.rows, self.vocab), "float32")
         return self._wide
@@ -84,7 +88,7 @@ def sampling_calls(
     A row that can't be drawn from gets NO_TOKEN.
 
     Args:
-        logits: on the device.
+        logits: the logits on the device.
         options: arrays on the device, by the names of ``contracts.SAMPLING_OPTIONS`` and SAMPLING_LISTS; seed and
             counter are int64 [R]. ``lists`` is int32 and has all lists (see logit_kernels.py). ``mask_rows`` has the
             index of each row's mask in ``memory.masks``, -1 for none.
@@ -147,7 +151,11 @@ def sampling_calls(
 def _changed(
     logits: Operand, options: Mapping[str, Operand], memory: SamplingMemory[Memory], drawing: Drawing
 ) -> list[Call]:
-    """Returns the calls that write the logits to ``memory.wide`` as float32, changed by lists of tokens and masks."""
+    """Returns the calls that write the logits to ``memory.wide`` as float32, changed by the lists of tokens and the
+    masks.
+
+    ``options`` has the rows' options by name; ``drawing`` says which of these changes there are.
+    """
     rows, vocab = logits.shape
     sized: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "PIECE": PIECE}
     calls = [Call("widen", {"logits": logits, "out": memory.wide}, sized, (rows, memory.pieces, 1))]
@@ -182,8 +190,13 @@ def _typical(
     memory: SamplingMemory[Memory],
     rows: int,
 ) -> list[Call]:
-    """Returns the calls that set cut tokens to -infinity in ``memory.wide``: by ``count`` cuts, min_p and
-    typical_p.
+    """Returns the calls that set the tokens which ``count`` cuts, min_p and typical_p remove to -infinity in
+    ``memory.wide``.
+
+    Args:
+        options: the rows' options by name.
+        heads, cuts: arguments of the kernels for the rows' largest logits and for the cuts, by name.
+        rows: the number of rows of logits.
     """
     grid = (rows, memory.pieces, 1)
     spread: dict[str, Argument] = {**heads, "min_ps": options["min_p"], **cuts}
@@ -202,7 +215,7 @@ def _typical(
 
 
 def _largest(logits: Operand, rows: int, memory: SamplingMemory[Memory]) -> list[Call]:
-    """Returns the calls that find each row's greatest logit and its token."""
+    """Returns the calls that find each row's largest logit and its token."""
     largest: dict[str, Argument] = {"values": memory.values, "places": memory.places}
     constants: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": memory.vocab, "PIECE": PIECE}
     chosen: dict[str, Argument] = {**largest, "tops": memory.tops, "tokens": memory.tokens}

@@ -1,8 +1,8 @@
 """Triton kernels that draw tokens from logits on a GPU, like the cpu target's sampler, but with sums in another order.
 
-Tokens are ordered by logit, greatest first, and equal logits by id. top_k, top_p and min_p each keep a prefix of that
-order, so a cut is one position in it: the key of a logit, and the last id among the tokens with that key. A key is
-searched four bits at a time (radix selection): each pass counts the tokens of 16 ranges, or sums their weights, in
+Tokens are ordered by logit, the largest first, and equal logits by id. top_k, top_p and min_p each keep a prefix of
+that order. So a cut is one position in it: the key of a logit, and the last id among the tokens with that key. A key is
+searched four bits at a time (radix selection). Each pass counts the tokens of 16 ranges, or sums their weights, in
 parallel pieces of the vocabulary; the next pass first chooses among the ranges.
 
 Shape letters: R rows, V tokens, C pieces of PIECE tokens. ``state`` is [R, PASSES + 1, 3] float64: after each pass, the
@@ -39,9 +39,9 @@ def largest_kernel(
     V: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """Finds each piece's greatest logit and the first token with it, [R, C] each; grid (R, C).
+    """Finds each piece's largest logit and the first token with it, [R, C] each; grid (R, C).
 
-    For a piece with NaN or +infinity the greatest logit is NaN.
+    For a piece with NaN or +infinity the largest logit is NaN.
     """
     row = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
@@ -63,8 +63,9 @@ def choose_largest_kernel(
     C: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> None:
-    """Reduces the [R, C] of ``largest_kernel`` to each row's greatest logit and its token, -1 if it can't be drawn;
-    grid (R).
+    """Reduces the results [R, C] of ``largest_kernel`` to each row's largest logit and its token; grid (R).
+
+    The token is -1 if the row can't be drawn from.
     """
     row = tl.program_id(0)
     piece = tl.arange(0, ROOM)
@@ -82,7 +83,10 @@ def choose_largest_kernel(
 def _kept(
     logits: tl.tensor, token: tl.tensor, cut_keys: tl.tensor, cut_tokens: tl.tensor, row: tl.tensor, CUTS: tl.constexpr
 ) -> tl.tensor:
-    """Returns True for tokens that are within the first CUTS cuts of the row; cuts are [2, R]."""
+    """Returns True for each ``token`` with its logit in ``logits`` that the first CUTS cuts of the row keep.
+
+    A cut is the key and the id of the last token that it keeps: ``cut_keys`` and ``cut_tokens``, [2, R].
+    """
     key = key_of(logits)
     keep = key >= 0
     rows = tl.num_programs(0)
@@ -108,7 +112,7 @@ def sums_kernel(
     MIN_P: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """Sums the weights of the tokens that the cuts keep in each piece -> sums float64 [R, C]; grid (R, C)."""
+    """Sums the weights of the tokens in each piece that the cuts keep -> sums float64 [R, C]; grid (R, C)."""
     row = tl.program_id(0)
     piece = tl.program_id(1)
     token = piece * PIECE + tl.arange(0, PIECE)
@@ -134,9 +138,19 @@ def range_after(
     C: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Chooses the range of the next four bits from a pass's counts and weights [R, C, 16].
+    """Chooses the range of keys that contains the last token to keep, from the 16 ranges that a pass counted.
 
-    Returns the key's longer prefix, the number and the weight of the tokens above it, and the number in that range.
+    Args:
+        counts, weights: [R, C, 16], the number and the weight of the tokens in each range, by piece of the vocabulary.
+        state: see the module; ``before`` is the index of its three numbers before the pass.
+        wanted: the number of tokens to keep, or with BY_WEIGHT their weight.
+        row: the row.
+        ROOM: a power of 2, at least C.
+
+    Returns:
+        the first bits of the keys in the range, the number and the weight of the tokens above it, and the number of
+            tokens
+        in it.
     """
     piece = tl.arange(0, ROOM)
     which = tl.arange(0, 16)
@@ -204,8 +218,11 @@ def narrow_kernel(
 ) -> None:
     """Counts the tokens, and sums their weights, in the 16 ranges of the key's next four bits; grid (R, C).
 
-    ``counts`` and ``weights`` are [2, R, C, 16]: a pass reads one half and writes the other. ``number`` is the pass,
-    0 to 7.
+    It first chooses the range of the pass before, and counts only tokens in it that the first CUTS cuts keep.
+
+    ``counts`` and ``weights`` are [2, R, C, 16]: a pass reads one half and writes the other. ``number`` is the pass, 0
+    to
+    7.
     """
     row = tl.program_id(0)
     piece = tl.program_id(1)

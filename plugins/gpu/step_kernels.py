@@ -14,13 +14,17 @@ from .cache_kernels import e4m3_to_half, store_heads
 
 @triton.jit
 def stored_to_float(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """Converts a weight's codes to float32, without its scale: "float", "int8", "fp8" (its type) or "e4m3" (bytes)."""
+    """Converts a weight's codes to float32, without its scale. FORMAT is "float", "int8", "fp8" (a pointer of that
+    type) or "e4m3" (bytes).
+    """
     return e4m3_to_half(codes).to(tl.float32) * 256.0 if FORMAT == "e4m3" else codes.to(tl.float32)
 
 
 @triton.jit
 def nibble_of(codes: tl.tensor, place: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """Returns one of the two values in each byte, int32: the low half if ``place`` is even. "int4" is signed."""
+    """Returns one of the two values in each byte, int32: the low half if ``place`` is even. "int4" is signed, "uint4"
+    isn't.
+    """
     value = (codes.to(tl.int32) >> ((place % 2) * 4)) & 15
     return ((value ^ 8) - 8) if FORMAT == "int4" else value
 
@@ -44,8 +48,7 @@ def embedding_kernel(
     """Looks up ids [T] in the table [ROWS, SIZE] -> out [T, SIZE]; grid (T). An id outside the table gives zeros.
 
     ``FORMAT`` is one of ``stored_to_float``, or "int4" or "uint4" with two values to a byte. GROUP 0: a row is one
-    group.
-    BY_GROUP is as for ``product_kernel``.
+    group. BY_GROUP is as for ``product_kernel``.
     """
     token = tl.program_id(0)
     d = tl.arange(0, WIDTH)
@@ -70,7 +73,7 @@ def embedding_kernel(
 
 @triton.jit
 def _row_at(row: tl.tensor, INNER: tl.constexpr, OUTER_STRIDE: tl.constexpr, STRIDE: tl.constexpr) -> tl.tensor:
-    """Returns the offset at which row ``row`` of [.., INNER, C] begins."""
+    """Returns the offset of row ``row`` in an operand [.., INNER, C]."""
     return (row // INNER) * OUTER_STRIDE + (row % INNER) * STRIDE
 
 
@@ -138,7 +141,7 @@ def _rotated(
     HEAD_ROOM: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> tl.tensor:
-    """Returns a token's x [HEADS, SIZE], rotated by its row [2 F] of the table, as float32 [HEAD_ROOM, WIDTH] padded
+    """Returns a token's x [HEADS, SIZE] rotated by its row [2 F] of the table, as float32 [HEAD_ROOM, WIDTH] padded
     with 0.
     """
     head = tl.arange(0, HEAD_ROOM)
@@ -262,8 +265,8 @@ def rope_kv_write_kernel(
 
 @triton.jit
 def activated(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """Applies an activation to float32: silu, gelu, gelu_tanh, relu, relu2 (squared), sigmoid, tanh, or "" for
-    none.
+    """Returns x after the activation KIND, in float32: silu, gelu, gelu_tanh, relu, relu2 (squared), sigmoid, tanh, or
+    "" for none.
     """
     if KIND == "silu":
         x = x / (1.0 + tl.exp(-x))
@@ -333,7 +336,7 @@ def activation_kernel(
     """Computes KIND(x) -> out for ``count`` elements of [.., SIZE_1, SIZE_2, SIZE_3] with any strides; grid (pieces of
     WIDTH).
 
-    A library may compute the same element by other instructions where it comes last.
+    Every element is computed by the same instructions. A library may use others for the last elements.
     """
     i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = i < count
@@ -363,7 +366,8 @@ def reduce_kernel(
     """Computes x [.., INNER, SIZE] -> out [.., INNER, 1]: the sum, mean or logsumexp of each row, in float32; grid
     (rows).
 
-    It reads WIDTH elements at a time. A library's sums have an order that depends on the number of rows.
+    It reads WIDTH elements at a time. The order of the sum doesn't depend on the number of rows, as it does in a
+    library.
     """
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, WIDTH)

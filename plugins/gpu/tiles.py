@@ -1,4 +1,5 @@
-"""The sizes of kernels' tiles by GPU, type and head size, and the limits of GPUs. Plain numbers, without Triton.
+"""The sizes of kernels' tiles by GPU, type and head size, and the limits of GPUs. They are plain numbers, without
+Triton.
 
 ``shared_memory`` is the most bytes that one thread block may use: table "Technical Specifications per Compute
 Capability" of the CUDA C++ Programming Guide.
@@ -29,15 +30,16 @@ CACHE_BYTES: Mapping[CacheFormat, int] = {
 SCALED_FORMATS: Mapping[CacheDtype, CacheFormat] = {dtype: KV_FORMATS[dtype].name for dtype in SCALED_CACHES}
 
 SPLIT_KEYS = 512
-"""Keys of a part of a long context, which one program attends to when decoding."""
+"""The number of keys of a split of a long context, for which one program computes attention when decoding."""
 
 FEWEST_ROWS = 16
 """The fewest rows of a product on tensor cores."""
 
 
 _BOUND_FROM = 90
-"""The first capability whose PTX, sm_90a, sm_100a or sm_120a, only that GPU runs, and whose machine code doesn't run on
-all later GPUs of its major number."""
+"""The first compute capability with machine code for a single GPU (sm_90a, sm_100a or sm_120a). Machine code for it
+doesn't run on all later GPUs of the same major number.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,12 @@ class GpuLimits:
     """The limits of one compute capability; 89 is 8.9.
 
     Attributes:
-        shared_memory: the most bytes of shared memory of a block.
+        capability: the compute capability.
+        shared_memory: the most bytes of shared memory of a thread block.
         fp8: True if it has instructions to convert 8-bit floats.
-        ptx: the version of PTX in which kernels are written, 84 for 8.4. It is an old one, because a driver refuses
+        ptx: the version of PTX in which kernels are written, 84 for 8.4. It is an old one, because a driver rejects
             versions newer than itself. CUDA 12.4 has 8.4, 12.7 8.6 and 12.8 8.7 (PTX ISA, "Release Notes").
+        family: the compute capabilities that run machine code for its family.
     """
 
     capability: int
@@ -64,8 +68,8 @@ class GpuLimits:
 
     @property
     def portable_memory(self) -> int:
-        """The ``shared_memory`` that every GPU has which runs this one's machine code; for example, 8.6 runs code for
-        8.0.
+        """The shared memory that a thread block may use on every GPU that runs this one's machine code; 8.6, for
+        example, runs code for 8.0.
         """
         return min(gpu.shared_memory for gpu in GPUS.values() if machine_code_runs(self.capability, gpu.capability))
 
@@ -95,8 +99,10 @@ def gpu_of(capability: int) -> GpuLimits:
 
 
 def machine_code_runs(made_for: int, on: int, *, family: bool = False) -> bool:
-    """Returns True if a cubin for capability ``made_for`` runs on ``on``: same major number, not newer; from 9.0 on,
-    equal, or if it was made for the ``family``, in that.
+    """Returns True if a cubin for the compute capability ``made_for`` runs on ``on``.
+
+    Below 9.0, both need the same major number, and ``on`` must not be older. From 9.0 on, both must be equal, or in one
+    family if the cubin is for a ``family``.
     """
     if made_for == on or (family and made_for in GPUS and on in GPUS[made_for].family):
         return True
@@ -104,11 +110,11 @@ def machine_code_runs(made_for: int, on: int, *, family: bool = False) -> bool:
 
 
 def code_for(on: int, made_for: Iterable[int], families: Container[int] = ()) -> int | None:
-    """Returns the capability of ``made_for`` whose compiled code is best for a GPU of capability ``on``; None if none
+    """Returns the compute capability among ``made_for`` whose compiled code is best for a GPU of ``on``; None if none
     runs.
 
-    Machine code is preferred to PTX, which a driver translates for newer GPUs. ``families`` are the capabilities whose
-    machine code was made for their family.
+    Machine code is preferred to PTX, which a driver translates for newer GPUs. ``families`` are the compute
+    capabilities whose machine code was compiled for their family.
     """
     known = [c for c in made_for if c <= on]
     as_it_is = [c for c in known if machine_code_runs(c, on, family=c in families)]
@@ -147,13 +153,14 @@ def width_of(head_size: int) -> int:
 
 
 def decode_rows(group: int) -> int:
-    """Returns the number of rows in a tile of one token."""
+    """Returns the number of rows in a tile of one token, with ``group`` query heads."""
     return max(FEWEST_ROWS, power_of_2(group))
 
 
 def shares_of(group: int, rows: int) -> int:
-    """Returns the number of programs that divide the ``group`` query heads of a key/value head: the fewest equal shares
-    of which each fits a tile of ``rows`` rows.
+    """Returns the number of programs that divide the ``group`` query heads of a key/value head.
+
+    It is the smallest number of equal shares that fit into a tile of ``rows`` rows.
     """
     return next(n for n in range(1, group + 1) if group % n == 0 and group // n <= rows)
 
@@ -163,12 +170,12 @@ class TileCase:
     """The case for which a tile is chosen.
 
     Attributes:
-        head_size: the larger of the sizes of keys and values.
+        head_size: the size of keys or of values, whichever is larger.
         group: the number of query heads per key/value head.
         dtype: the type of the queries.
         cache: the format of the cache.
         decode: True for steps with one token per request.
-        values_in_keys: True if values are the first channels of their keys. They are wide then, so a program has few
+        values_in_keys: True if values are the first channels of their keys. These are then wide, so a program has few
             query heads of a group.
     """
 
@@ -188,13 +195,13 @@ class TileCase:
 def looks_ahead(tile: Tile, gpu: GpuLimits) -> bool:
     """Returns True if the kernel looks up blocks one step before it copies their keys, so that copies can run ahead.
 
-    Triton 3.9 fails to compile that with the tensor cores of capability 10.0.
+    Triton 3.9 can't compile that with the tensor cores of compute capability 10.0.
     """
     return gpu.capability != 100 or tile.queries == 1
 
 
 def least_shared_memory(tile: Tile, case: TileCase, gpu: GpuLimits) -> int:
-    """Returns the least bytes of shared memory that a tile takes, for the keys and values that are copied ahead."""
+    """Returns the least bytes of shared memory that a tile needs, for the keys and values that are copied ahead."""
     copies = tile.stages - 1 if looks_ahead(tile, gpu) else min(tile.stages - 1, 1)
     return copies * tile.keys * 2 * case.head_size * CACHE_BYTES[case.cache]
 
@@ -202,8 +209,8 @@ def least_shared_memory(tile: Tile, case: TileCase, gpu: GpuLimits) -> int:
 def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = None) -> Iterator[Tile]:
     """Yields tiles, best first: the measured one if there is one, then those of the rule.
 
-    Tiles that can't fit ``shared_memory`` bytes (None: the GPU's limit) are left out; ``compile_attention`` finds the
-    ones that do fit.
+    Tiles that can't fit into ``shared_memory`` bytes (None: the GPU's limit) are left out. Only ``compile_attention``
+    finds out which tiles do fit.
     """
     limit = gpu.shared_memory if shared_memory is None else shared_memory
     known = measured_tiles(gpu.capability).get(case)
@@ -217,7 +224,7 @@ def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = 
 
 
 def _rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (rows, keys, warps, stages) from large to small."""
+    """Yields the candidates of tiles for a case, (rows, keys, warps, stages), from large to small."""
     return _decode_rule(case) if case.decode else _prompt_rule(case, gpu)
 
 
@@ -248,7 +255,7 @@ def _prompt_rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int
 
 
 def _is_single(case: TileCase) -> bool:
-    """Returns True for float32 queries, which are multiplied without tensor cores."""
+    """Returns True for float32 queries, whose products don't use tensor cores."""
     return case.dtype == "f32"
 
 
@@ -263,13 +270,14 @@ class ProductTile:
     """The tile of one program of the product kernel.
 
     Attributes:
-        rows, columns: of the result.
+        rows, columns: the rows and columns of the result.
         depth: the elements along K per step.
+        warps, stages: Triton's options.
         swap: True if the transpose is computed: weight @ x^T.
-        programs: K is split if there are far fewer programs than this; 0 never splits.
+        programs: K is divided if there are far fewer programs than this; 0 never divides it.
         rounded: True if dequantized weights are rounded to the type of x.
         chain: the elements along K that are summed together; these sums are added in order (``exact_tile``). 0: K is
-            one sum, or as ``programs`` split it.
+            one sum, or is divided as ``programs`` says.
     """
 
     rows: int
@@ -288,7 +296,9 @@ SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3, pr
 LARGE_PRODUCT = ProductTile(rows=128, columns=128, depth=32, warps=8, stages=3)
 LARGE_STORED_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=8, stages=3)
 OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3, programs=256)
-"""Experts with stored weights have tiles of their own: with those of floats some of a product would be on the stack."""
+"""The tile for more than 16 rows of weights with offsets (uint4), of many rows or of experts. With the tiles of floats
+some of a product would be on the stack.
+"""
 
 _NIBBLES = (
     ProductTile(16, 128, 128, warps=2, stages=3, programs=512),
@@ -296,7 +306,7 @@ _NIBBLES = (
     ProductTile(64, 64, 128, warps=4, stages=3, swap=True, programs=512, rounded=True),
 )
 FORMS: Mapping[str, str] = {**{dtype: FORMAT_OF[dtype] for dtype in SCALED}, "u4": "uint4"}
-"""The format that kernels read a weight in, by the type of its values; floats aren't here."""
+"""The type of a weight's values -> the format in which kernels read them; floats aren't here."""
 
 NARROW_PRODUCTS: Mapping[str, tuple[ProductTile, ...]] = {
     "int8": (
@@ -312,14 +322,17 @@ NARROW_PRODUCTS: Mapping[str, tuple[ProductTile, ...]] = {
     "int4": _NIBBLES,
     "uint4": _NIBBLES,
 }
-"""The tiles for products of 16-bit floats, by rows. 40 to 72 of each were timed on an H100
-(``benchmarks/gpu_truth.py``, product tiles), with weights of an 8B: int8 in groups of 32, uint4 in groups of 64, fp8 in
-one. int4 has uint4's."""
+"""The tiles for products of 16-bit floats with quantized weights, by format and in the order of rows. 40 to 72 of each
+were timed on an H100 (``benchmarks/gpu_truth.py``, product tiles), with weights of an 8B model: int8 in groups of 32,
+uint4 in groups of 64, fp8 in one. int4 uses uint4's.
+"""
 
 UNPACKED_ROWS = 65
-"""The number of rows from which a narrow weight is unpacked to floats and a library multiplies. On an H100 an 8B of
-recipe int8 took less time for 512 rows that way (21.3 ms) than for 128 with the product kernel of then (22.2 ms), and
-for 2,048 a third. With today's tiles nobody has timed 65 to 256 rows: ``benchmarks/gpu_truth.py``, stage D."""
+"""The number of rows from which on a quantized weight is dequantized, and a library multiplies. On an H100 an 8B model
+of the recipe int8 needed 21.3 ms for 512 rows that way, and 22.2 ms for 128 with the product kernel at that time. For
+2,048 rows it needed a third of the kernel's time. 65 to 256 rows haven't been timed with the current tiles:
+``benchmarks/gpu_truth.py``, stage D.
+"""
 
 
 def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile:
@@ -347,9 +360,9 @@ _MOST_CHAINS = 8
 
 
 def exact_tile(depth: int, form: str, group: int, dtype: FloatType) -> ProductTile:
-    """Returns the tile for all products with a weight [.., ``depth``] whose results depend on nothing but x's row.
+    """Returns the tile for all products with a weight [.., ``depth``] in which a result depends only on its row of x.
 
-    The sums along K depend on ``depth`` alone, so ranks with some of a weight's rows have the same sums.
+    The sums along K depend only on ``depth``, so ranks with some of a weight's rows have the same sums.
     """
     tile = product_tile(EXACT_ROWS, form, dtype)
     if form == "fp8" and dtype != "f32":  # two sums of its own tile would be on the stack
@@ -362,19 +375,23 @@ def exact_tile(depth: int, form: str, group: int, dtype: FloatType) -> ProductTi
 
 
 EXACT_PROGRAMS = 256
-"""The least number of tiles of columns at which one program computes all sums along K of a step of few rows."""
+"""The number of tiles of columns from which on one program computes all sums along K, in steps with few rows."""
 
 PRODUCT_ROWS = sorted({tile.rows for tiles in NARROW_PRODUCTS.values() for tile in tiles})
-"""The most rows of a product that is summed in parts: one number for each tile."""
+"""The largest numbers of rows for each tile of a product that is summed in parts."""
 
 _LEAST_PART = 512
-"""The least elements along K that one program of a product sums."""
+"""The least number of elements along K that one program of a product sums."""
 
 
 def part_of_product(
     rows: int, depth: int, columns: int, form: str, group: int, dtype: FloatType, tile: ProductTile | None = None
 ) -> int:
-    """Returns the elements along K that one program of ``split_product_calls`` sums; 0 if K isn't split."""
+    """Returns the elements along K that one program of ``split_product_calls`` sums; 0 if K isn't divided.
+
+    The arguments are the sizes of the product, the format and group size of the weight, the type of x and the tile
+    (None chooses it).
+    """
     tile = product_tile(rows, form, dtype) if tile is None else tile
     if tile.chain:
         few = rows <= tile.rows and -(-columns // tile.columns) < tile.programs
@@ -395,7 +412,7 @@ def tiles_file(capability: int) -> Path:
 
 @cache
 def measured_tiles(capability: int) -> dict[TileCase, Tile]:
-    """Returns the measured tiles of a GPU by case; empty if there is no file."""
+    """Returns the measured tiles of a GPU, by case; {} if it has no file."""
     path = tiles_file(capability)
     return read_tiles(path) if path.exists() else {}
 

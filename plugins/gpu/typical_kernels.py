@@ -1,9 +1,9 @@
 """Triton kernels for typical_p: they keep the tokens whose surprise is nearest to its mean (Meister et al., 2023).
 
-The surprise of a token is log(sum) - u, where u = (logit - top) / temperature; its distance from the mean surprise is
-the distance of u from the mean of u. As for the other cuts, a key is searched four bits at a time: here the nearness,
-in 48 bits, the lowest of which is a distance of 2^-41. All kernels take contiguous float32 logits [R, V] and set the
-logits of tokens that aren't kept to -infinity, so that kernels that draw need no further test.
+The surprise of a token is log(sum) - u, where u = (logit - top) / temperature. Its distance from the mean surprise is
+the distance of u from the mean of u. As for the other cuts, a key is searched four bits at a time. Here it is the
+nearness, in 48 bits, the lowest of which is a distance of 2^-41. All kernels take contiguous float32 logits [R, V] and
+set the logits of tokens that aren't kept to -infinity, so that kernels that draw need no further test.
 
 Shape letters: R rows, V tokens, C pieces of PIECE tokens. ``state`` is [R, 13, 3] float64; see sampling_kernels.py.
 """
@@ -25,8 +25,9 @@ _STEPS = tl.constexpr(2199023255552.0)  # 2^41 in a distance of 1
 def _nearness(
     logits: tl.tensor, top: tl.tensor, temperature: tl.tensor, sums: tl.tensor, moments: tl.tensor
 ) -> tl.tensor:
-    """Returns the nearness to the mean as int64 from 0 to 2^48 - 1. A token with any weight is less than 128 from the
-    mean.
+    """Returns the nearness of a token's surprise to the mean, as int64 from 0 to 2^48 - 1.
+
+    A token with any weight has a distance of less than 128 from the mean.
     """
     away = tl.abs(logits.to(tl.float64) - top.to(tl.float64) - moments / tl.where(sums > 0, sums, 1.0))
     steps = away * (_STEPS / temperature.to(tl.float64))
@@ -50,8 +51,7 @@ def spread_kernel(
     """Applies the first ``cuts`` cuts of top_k and top_p, and min_p, to the logits; grid (R, C).
 
     Of the tokens that each piece keeps, it writes the sum of weights to sums float64 [R, C], and the sum of weight
-    times
-    (logit - top) to moments.
+    times (logit - top) to moments.
     """
     row = tl.program_id(0)
     piece = tl.program_id(1)

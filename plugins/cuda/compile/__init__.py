@@ -1,1 +1,1 @@
-"""The compiler of the cuda target: a lowered program with 16-bit activations and row-major weights, and its kernels."""
+"""The compiler of the cuda target: a lowered program with 16-bit activations, and its kernels."""

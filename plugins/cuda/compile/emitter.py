@@ -37,7 +37,7 @@ from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
 
 FLOATS: Literal["bf16"] = "bf16"
-"""The type of activations and caches by default."""
+"""The default type of activations and caches."""
 
 _REQUESTS, _CHUNK = 256, 2048
 
@@ -56,7 +56,7 @@ class CudaEmitter:
     ) -> TargetManifest:
         """Writes the lowered program, its weights and kernels. Implements `Emitter.emit`.
 
-        Also raises MissingDependencyError if Triton isn't installed.
+        It also raises MissingDependencyError if Triton isn't installed.
         """
         engines = options.engines
         capabilities, floats = engines.gpus or CUDA_DEFAULT, engines.dtype or FLOATS
@@ -85,7 +85,8 @@ class CudaEmitter:
     ) -> dict[str, str]:
         """Compiles all kernels that steps may launch, for each compute capability, and writes them.
 
-        Returns capability -> the CUDA version of the assembler, for capabilities whose machine code contains it.
+        Returns compute capability -> the CUDA version of the assembler, for those whose machine code contains that
+        version.
         """
         from ...gpu.carried_kernels import assembler_of
         from ..serve.exchange import Unjoined
@@ -115,16 +116,16 @@ class CudaEmitter:
 
 
 def _cuts(partitions: Iterable[str]) -> list[Partition]:
-    """Returns the partitions with two ranks or more, without those that divide keys by tokens: the target doesn't
-    support them.
+    """Returns the partitions with two ranks or more, without those that divide keys by tokens, which the target doesn't
+    support.
     """
     return [how for how in map(Partition.parse, partitions) if how.owners == 1 and how.ranks > 1]
 
 
 def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:
-    """Returns the program lowered for the cuda target: memory planned, and weights with names of the target.
+    """Lowers a program for the cuda target, plans its memory, and gives its weights names of their own.
 
-    Raises the errors of ``lower_program``.
+    ``floats`` is the type of activations. Raises the errors of ``lower_program``.
     """
     lowering = lower_program(program, Form("the cuda target", panels=False, floats=floats))
     groups = tuple(group.stored_as(floats) for group in lowering.program.cache_groups)

@@ -23,12 +23,12 @@ from ...steps.planning import CountedSteps, Device, Gpu, PlannedSteps, Planning,
 
 
 class GpuModel:
-    """A model of the time that one program takes on one GPU.
+    """Predicts the times of one program on one GPU.
 
     Args:
         steps: the program's steps.
         gpu: the GPU's figures.
-        shares: the shares of these figures that are reached.
+        shares: the shares of these figures that steps reach.
         halved: True to count half the bytes of activations, for a program of the cpu target, where they have 32 bits.
     """
 
@@ -51,7 +51,7 @@ class GpuModel:
         return self._shares.between_steps
 
     def bound(self, sizes: StepSizes) -> str:
-        """Returns what limits most of a step's time: "memory", "products", or "kernels" for launches with
+        """Returns the resource that limits most of a step's time: "memory", "products", or "kernels" for launches with
         little work.
         """
         spent = {"memory": 0.0, "products": 0.0, "kernels": self._shares.between_steps}
@@ -62,7 +62,9 @@ class GpuModel:
         return max(spent, key=lambda name: spent[name])
 
     def _parts(self, step: Step, cost: StepCost, sizes: StepSizes) -> tuple[float, float, float]:
-        """Returns a step's seconds for memory, its seconds for products, and the least seconds of a kernel."""
+        """Returns the times of a program's step in seconds: of its memory, of its products, and the least time of a
+        kernel.
+        """
         activations = (cost.activations_read + cost.activations_written) / (2 if self._halved else 1)
         memory = (cost.memory + activations) / (self._gpu.bandwidth * self._shares.bandwidth)
         peak = self._gpu.peaks["f32" if _in_f32(step, cost) else "bf16"] * self._shares.compute
@@ -77,14 +79,14 @@ class GpuModel:
         return memory, products, self._shares.kernel
 
     def _narrow_weight(self, step: Step) -> WeightUse | None:
-        """Returns the weight with fewer than 16 bits of a product; None if there is none."""
+        """Returns the weight of a product if it has less than 16 bits; otherwise None."""
         if self._halved or counted_as(step) not in ("product", "experts"):  # another target's program says less
             return None
         uses = (self._uses[o.name] for o in step.inputs if o.kind == "weight")
         return next((use for use in uses if DTYPES[use.dtype].bits < 16 and len(use.shape) > 1), None)
 
     def _reached(self, step: Step, weight: WeightUse, sizes: StepSizes) -> float:
-        """Returns the share of the memory's speed at which a product's weight is read, from the bytes that are in
+        """Returns the share of the memory bandwidth at which a product reads its weight, from the bytes that are in
         flight.
         """
         needed = self._gpu.bandwidth * self._shares.latency
@@ -104,7 +106,7 @@ class GpuModel:
 
 
 _RESIDENT = 4
-"""Programs of a product of few rows on a multiprocessor."""
+"""The number of programs that run on a multiprocessor, of a product with few rows."""
 
 _READ: Mapping[str, Mapping[int, float]] = {
     "i8": {16: 0.84, 32: 0.73, 64: 0.48},
@@ -112,14 +114,15 @@ _READ: Mapping[str, Mapping[int, float]] = {
     "i4": {16: 0.63, 32: 0.41, 64: 0.31},
     "u4": {16: 0.61, 32: 0.41, 64: 0.32},
 }
-"""The speed at which an H100 read products' weights, as a share of 16-bit weights' speed, by type and by rows of a
-tile: int8 in groups of 32, fp8 in one, 4 bits in groups of 64, with offsets and without, as the recipes have them. int4
-without offsets wasn't timed with 32 rows, and has the share with offsets."""
+"""The speed at which an H100 read products' weights, as a share of the speed for 16-bit weights, by type and by rows of
+a tile. int8 was in groups of 32, fp8 in one, 4 bits in groups of 64, with offsets and without, as in the recipes. int4
+without offsets wasn't timed with 32 rows, and has the share of int4 with offsets.
+"""
 
 
 def _in_f32(step: Step, cost: StepCost) -> bool:
-    """Returns True if both factors of a step's products are 32-bit floats. (The cpu target also multiplies fp8 as
-    f32.)
+    """Returns True if both factors of a step's products are 32-bit floats. Products with fp8 aren't, which the cpu
+    target computes in f32.
     """
     narrow = any(o.kind == "weight" and o.dtype not in ("f32", "f16") for o in step.inputs)
     return "f32" in cost.products and not narrow
@@ -131,12 +134,14 @@ def _model(planned: PlannedSteps, device: Device, progress: Progress) -> GpuMode
 
 
 def _formats(program: LoweredProgram) -> frozenset[str]:
-    """Returns the formats of activations that a GPU must support. Kernels convert fp8 and int4 weights on any GPU."""
+    """Returns the formats of activations for which a GPU must have instructions. Kernels convert fp8 and int4 weights
+    on any GPU.
+    """
     return frozenset({"bf16"} & {o.dtype for step in program.steps for o in step.outputs})
 
 
 def _scratch(program: LoweredProgram, requests: int, context: int) -> int:
-    """Returns the bytes of scratch memory for the parts of attention, in float32."""
+    """Returns the bytes of scratch memory for the results of attention's splits, in float32."""
     block = min((group.block_size for group in program.cache_groups), default=1)
     shapes = {s.outputs[0].shape for s in program.steps if s.op == "paged_attention"}
     sizes = {(shape[1].constant, shape[2].constant) for shape in shapes}

@@ -1,4 +1,4 @@
-"""Checks whether a machine can run the cuda target."""
+"""Checks if a machine can run the cuda target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from ..section import CudaSection
 
 
 def _exported_for(capability: str) -> str:
-    """Returns the capability of the kernels that a GPU runs, if all are compiled; its own if none are for it."""
+    """Returns the compute capability whose kernels a GPU runs best if all are compiled; the GPU's own if none run on
+    it.
+    """
     number = code_for(number_of(capability), GPUS, GPUS)
     return capability if number is None else f"{number // 10}.{number % 10}"
 
@@ -44,7 +46,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def _as_ptx(machine: Machine, section: CudaSection, gpu: InstalledGpu) -> tuple[str, ...]:
-    """Returns a note for each reason why the driver must translate a bundle's kernels from PTX; () if it needn't."""
+    """Returns notes with the reasons why the driver must translate a bundle's kernels from PTX; () if it needn't."""
     made_for = section.kernels_for(gpu.capability)
     assert made_for is not None
     if not machine_code_runs(number_of(made_for), number_of(gpu.capability), family=made_for in section.families):

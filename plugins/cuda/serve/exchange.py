@@ -40,22 +40,22 @@ class Exchange(Protocol):
         """Collects the bytes ``own`` [n] of each rank of the stage in ``received`` [ranks, n], on all of them."""
 
     def gather(self, to: int, received: Tensor, own: Tensor) -> None:
-        """Collects the bytes ``own`` [n] of each rank of the stage in ``received`` [ranks, n], on rank ``to``
-        alone.
-        """
+        """Collects the bytes ``own`` [n] of each rank of the stage in ``received`` [ranks, n], only on rank ``to``."""
 
     def add(self, numbers: Tensor) -> None:
         """Replaces integers by their sums over the ranks of the stage."""
 
     def send(self, own: Tensor, to: Sequence[int]) -> None:
-        """Sends the same bytes to each of the ranks ``to``, which are numbers among all ranks."""
+        """Sends the bytes ``own`` to each of the ranks ``to``, which are numbers among all ranks."""
 
     def receive(self, theirs: Sequence[Tensor], sources: Sequence[int]) -> None:
-        """Receives bytes from each of the ranks ``sources``, which are numbers among all ranks."""
+        """Receives the message of each rank in ``sources``, numbers among all ranks, in the tensor at the same index of
+        ``theirs``.
+        """
 
 
 class Unjoined:
-    """An exchange that only has the rank's place. It is used to compile kernels; its collectives can't run."""
+    """An exchange that only knows the rank's index, for compiling kernels. Its collectives can't run."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -75,7 +75,7 @@ class Collectives:
         rank: the number of this rank.
         count: the number of all ranks.
         stage: the first rank of the stage, and the number of its ranks.
-        patience: seconds to wait for other ranks with gloo; NCCL doesn't use it.
+        patience: the seconds to wait for other ranks with gloo; NCCL doesn't use it.
         address: this machine's address, for gloo.
     """
 
@@ -140,7 +140,9 @@ class Collectives:
 
 
 def _nccl_group(store: Store, rank: int, count: int) -> Any:
-    """Returns an NCCL group whose watchdog doesn't end the process when a rank is lost, unlike the default."""
+    """Returns an NCCL group whose watchdog doesn't end the process when a rank is lost, as the default watchdog
+    would.
+    """
     from torch.distributed import ProcessGroupNCCL  # a build of torch with CUDA has it
 
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

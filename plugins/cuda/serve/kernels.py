@@ -1,4 +1,4 @@
-"""The kernels of the cuda target: finds those that a program launches, and launches those of a bundle."""
+"""The kernels of the cuda target: collects those that a program may launch, and launches those of a bundle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _META = torch.device("meta")
 
 
 TILES_FILE = "tiles-sm{}.json"
-"""The file of the tiles of a capability's attention kernels, beside the kernels."""
+"""The file with the tiles of the attention kernels for a compute capability, next to the kernels."""
 
 
 class SpecCollector:
@@ -59,7 +59,7 @@ class SpecCollector:
         return self.tiles[shape, decode]
 
     def tiles_json(self) -> str:
-        """Returns the tiles as JSON, for ``CarriedLauncher``."""
+        """Returns the chosen tiles as JSON, for ``CarriedLauncher``."""
         entries = [{"shape": asdict(s), "decode": d, "tile": asdict(tile)} for (s, d), tile in self.tiles.items()]
         return json.dumps(entries, indent=1, sort_keys=True) + "\n"
 
@@ -71,17 +71,18 @@ class SpecCollector:
         return lambda: None
 
     def resident(self, call: Call) -> int:
-        """Returns 1, because the number of programs doesn't change a kernel."""
+        """Returns 1. The number has no effect here, because the number of programs doesn't change a kernel."""
         return 1
 
 
 def specs_of(
     program: LoweredProgram, section: CudaSection, collector: SpecCollector, exchange: Exchange | None = None
 ) -> SpecCollector:
-    """Collects every kernel that steps of a program may launch, with sampling, in ``collector``, and returns it.
+    """Collects every kernel that a program's steps and sampling may launch in ``collector``, and returns it.
 
-    A step's sizes determine tiles, and in decode steps whether contexts are split. So steps of many sizes are bound,
-    with tensors without memory. ``exchange`` is that of a rank. Raises the errors of ``compile_attention``.
+    A step's sizes determine tiles, and in decode steps also if contexts are split. So steps of many sizes are bound,
+    with tensors without memory. ``exchange`` is that of a rank; None for a single rank. Raises the errors of
+    ``compile_attention``.
     """
     limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=256)
     bound = CudaProgram(
@@ -131,7 +132,7 @@ def _meta_weight(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 class CarriedLauncher(CarriedKernels):
     """Launches the kernels of a bundle on a GPU's stream, with the tiles that were chosen at the export.
 
-    ``bind`` raises as ``CarriedKernels.bind`` does.
+    ``bind`` raises the errors of ``CarriedKernels.bind``.
     """
 
     def __init__(self, device: Device | None, folder: Path, capability: int) -> None:

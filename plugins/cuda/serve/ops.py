@@ -1,8 +1,7 @@
-"""The ops of the cuda target. The handler of an op returns the functions that run a step on given input and output
-tensors.
+"""The ops of the cuda target. An op's handler returns the functions that run a step on its input and output tensors.
 
 Products with float weights use libraries (cuBLASLt through torch). Embeddings, norms, rotations, attention, recurrences
-and products with narrower weights use Triton kernels; other ops use torch.
+and products with quantized weights use Triton kernels; other ops use torch.
 """
 
 from __future__ import annotations
@@ -59,15 +58,15 @@ class Launcher(Protocol):
         """Returns a function that launches the call on the current stream, any number of times."""
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Returns the tile for an attention layer."""
+        """Returns the tile for an attention layer. ``decode``: True for decode steps."""
 
     def resident(self, call: Call) -> int:
-        """Returns how many programs of the call's kernel a multiprocessor runs at a time."""
+        """Returns the number of programs of the call's kernel that a multiprocessor runs at a time."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A layer's caches of keys and values, as the input of a step."""
+    """A layer's caches of keys and values, which are an input of a step."""
 
     group: CacheGroup
     of: LayerCaches
@@ -75,15 +74,16 @@ class Cache:
 
 @dataclass(frozen=True)
 class States:
-    """A recurrent layer's states, float32 [P, F], as the input of a step."""
+    """A recurrent layer's states, float32 [P, F], which are an input of a step."""
 
     group: CacheGroup
     of: Tensor
 
 
 Room = Literal["sent", "received", "queries", "keys", "values", "results", "unpacked", "kept", "places"]
-"""Memory for what a rank sends, what it receives, attention's operands where kernels need them in other places,
-weights that were made floats, what steps by row read where they run more than once, and rows of experts' results."""
+"""The kinds of temporary memory of ops: messages that a rank sends and receives, attention's operands in the layout
+that kernels need, dequantized weights, inputs of steps by row that run several times, and rows of experts' results.
+"""
 
 
 class Binder(Protocol):
@@ -94,10 +94,10 @@ class Binder(Protocol):
     """True if a token's bits must not depend on the step that computes it."""
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
-        """Returns the list of the parts of a step's attention, which all layers with the same window share; None if
-        there is none.
+        """Returns the list of attention's splits, which all layers with the same window share; None if the step has no
+        list.
 
-        For the first layer, the launch that fills the list is appended to ``works``.
+        For the first layer, the launch that writes the list is appended to ``works``.
         """
 
     @property
@@ -113,23 +113,23 @@ class Binder(Protocol):
         """True if only some requests of the step have one token; these are decoded."""
 
     def scratch(self) -> Tensor:
-        """Returns float32 scratch memory for the parts of attention or of a product."""
+        """Returns float32 scratch memory for the results of attention's splits, or for the parts of a product."""
 
     def room(self, name: Room, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns memory of a kind at a fixed address, which one op uses at a time."""
+        """Returns memory of the kind ``name`` at a fixed address, which one op uses at a time."""
 
     @property
     def exchange(self) -> Exchange:
-        """The collectives between ranks. Raises BundleError if there is one rank."""
+        """The collectives between ranks. Raises BundleError if there is only one rank."""
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Returns the tile of the attention kernel."""
+        """Returns the tile of the attention kernel for a layer. ``decode``: True for decode steps."""
 
     def launch(self, call: Call) -> Work:
-        """Returns a function that launches the call; it does nothing if the grid is empty."""
+        """Returns a function that launches the call; a function that does nothing if the grid is empty."""
 
     def resident(self, call: Call) -> int:
-        """Returns how many programs of the call's kernel the whole GPU runs at a time."""
+        """Returns the number of programs of the call's kernel that the whole GPU runs at a time."""
 
     def stored(self, step: Step, inputs: Sequence[Any]) -> tuple[Stored, list[Any]]:
         """Returns the weight of an op in ``STORED``, and the inputs after the weight, its scales and offsets."""
@@ -143,7 +143,9 @@ STORED: Mapping[str, tuple[int, str]] = {
     "linear": (1, "weight_group"),
     "grouped_linear": (2, "weight_group"),
 }
-"""Ops that read weights as they are stored: at which input one is, and which attribute has its group."""
+"""Ops that read weights as they are stored -> (index of the input that is the weight, attribute with the group
+size).
+"""
 
 
 def _embedding(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
@@ -172,19 +174,23 @@ def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work
 
 
 def _tile_of(p: Binder, x: Tensor, weight: Stored) -> ProductTile | None:
-    """Returns the tile of an exact product; None for the one that is fastest for x's rows."""
+    """Returns the tile of an exact product; None for a product that isn't exact, whose tile is the fastest for x's
+    rows.
+    """
     return exact_tile(x.shape[1], weight.format, weight.group, FLOATS_OF[x.dtype]) if p.exact else None
 
 
 def _unpacks(step: Step, rows: int) -> bool:
-    """Returns True if a product of so many rows first unpacks its narrow weight to floats."""
+    """Returns True if a product with this number of rows first dequantizes its weight."""
     x, weight = step.inputs[:2]
     same = x.dtype == step.outputs[0].dtype != "f32"  # a library multiplies equal types
     return same and rows >= UNPACKED_ROWS and weight.dtype in FORMS and not step.attrs.get("activation")
 
 
 def unpacked_bytes(step: Step, tokens: int) -> dict[Room, int]:
-    """Returns the bytes of ``Binder.room`` for the unpacked weight of a ``linear``, in a step of ``tokens`` tokens."""
+    """Returns the bytes of ``Binder.room`` for the dequantized weight of a ``linear``, in a step of ``tokens``
+    tokens.
+    """
     if not _unpacks(step, tokens):
         return {}
     columns, depth = step.outputs[0].shape[1].constant, step.inputs[0].shape[1].constant
@@ -192,13 +198,16 @@ def unpacked_bytes(step: Step, tokens: int) -> dict[Room, int]:
 
 
 def _columns_at_once(columns: int, depth: int) -> int:
-    """Returns how many output columns' weights are unpacked at a time, in nearly equal parts of a multiple of 256."""
+    """Returns the number of output columns whose weights are dequantized at a time.
+
+    The columns are divided into nearly equal parts of a multiple of 256; ``depth`` is K.
+    """
     parts = -(-columns * depth * 2 // _MOST_UNPACKED)
     return min(columns, -(-columns // (parts * 256)) * 256)
 
 
 def _unpacked_product(p: Binder, x: Tensor, weight: Stored, bias: Tensor | None, out: Tensor) -> list[Work]:
-    """Returns the work of a product by the library, which unpacks some rows of the weight at a time."""
+    """Returns the work of a product by the library, for which some rows of the weight at a time are dequantized."""
     depth, works = x.shape[1], list[Work]()
     step = _columns_at_once(out.shape[1], depth)
     added = None if bias is None else p.bias_like(bias, out)
@@ -215,7 +224,9 @@ def _unpacked_product(p: Binder, x: Tensor, weight: Stored, bias: Tensor | None,
 
 
 _MOST_UNPACKED = 128 << 20
-"""Bytes of floats made of a weight at a time: with fewer columns few multiprocessors would be busy."""
+"""The most bytes of floats of a weight that are dequantized at a time. With fewer columns few multiprocessors would be
+busy.
+"""
 
 
 def _grouped_linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
@@ -269,8 +280,9 @@ def _kv_write(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Wo
 
 
 def _heads_together(p: Binder, room: Room, x: Tensor, works: list[Work]) -> Tensor:
-    """Returns x [T, N, D] with contiguous heads, as the attention kernels need it. If x has others, it is copied to
-    ``room``, and the copy is appended to ``works``.
+    """Returns x [T, N, D] with contiguous heads, as the attention kernels need it.
+
+    If its heads aren't contiguous, it is copied to ``room``, and the copy is appended to ``works``.
     """
     if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
         return x
@@ -296,10 +308,11 @@ def _dense_bytes(operand: Operand, tokens: int) -> int:
 
 
 def attended_heads(step: Step, cached: CacheGroup) -> tuple[int, int]:
-    """Returns the index of the first head among the heads that the kernels get, and the number of those.
+    """Returns the index of the first of the rank's query heads among those that the kernels get, and the number of
+    these.
 
-    Kernels need equally many query heads for each key/value head. A rank whose share is uneven passes the missing heads
-    too, as zeros, and drops their results.
+    Kernels need equally many query heads for each key/value head. A rank whose share is uneven also passes the missing
+    heads, as zeros, and drops their results.
     """
     heads, have = step.outputs[0].shape[1].constant, cached.planes[0].heads
     group, first = int(step.attrs.get("group", heads // have)), int(step.attrs.get("first_head", 0))
@@ -367,7 +380,9 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
 
 
 def _among(vector: Tensor | None, first: int, heads: int) -> Tensor | None:
-    """Pads the values of some heads with zeros to ``heads`` heads, of which they begin at ``first``."""
+    """Pads the values [n] of some heads with zeros to ``heads`` heads, of which they begin at ``first``; None for
+    None.
+    """
     if vector is None:
         return None
     return torch.nn.functional.pad(vector, (first, heads - first - len(vector)))
@@ -392,7 +407,9 @@ def _stored_delta_rule(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -
 
 
 def _stored_states(step: Step, rest: Sequence[Any]) -> StoredStates:
-    """Returns a recurrence's states from its last inputs: the cache, the ports of attention, and the slots."""
+    """Returns a recurrence's states, from the inputs ``rest`` of its step: the cache, the ports of attention, and the
+    slots.
+    """
     cache, table, q_start, kv_len, slots = rest
     return StoredStates(cache.of, table, q_start, kv_len, slots, int(step.attrs["first"]))
 
@@ -490,13 +507,13 @@ class _Message:
 
 
 def _cuts(step: Step) -> list[list[int]]:
-    """Returns for each matrix of an exchange the first column of each rank, then the number of columns."""
+    """Returns for each matrix of an exchange the first column of each rank, and at the end the number of columns."""
     return [[int(cut) for cut in cuts.split(",")] for cuts in str(step.attrs["cuts"]).split(";")]
 
 
 def _messages(cuts: Sequence[Sequence[int]], rows: Sequence[int], widths: Sequence[int]) -> list[_Message]:
-    """Returns the message of each rank. When they are sent, all have the longest one's size, as NCCL's collectives
-    need it.
+    """Returns the layout of each rank's message. All are sent with the size of the longest, as NCCL's collectives need
+    it.
     """
     ranks = range(len(cuts[0]) - 1)
     return [_Message.of(rows, [c[r + 1] - c[r] for c in cuts], widths) for r in ranks]
@@ -542,7 +559,7 @@ def _gathered(p: Binder, step: Step, out: Sequence[Tensor]) -> tuple[Tensor, lis
 
 
 def _packed(p: Binder, x: Sequence[Tensor], size: int = 0) -> tuple[Tensor, list[Work]]:
-    """Returns a message of at least ``size`` bytes for the matrices ``x``, and the work that copies them into it."""
+    """Returns a message for the matrices ``x``, of at least ``size`` bytes, and the work that copies them into it."""
     message = _Message.of([len(one) for one in x], [one.shape[1] for one in x], [one.element_size() for one in x])
     sent = p.room("sent", (size or message.size,), torch.uint8)
     return sent, [partial(to.copy_, one) for to, one in zip(message.pieces(sent, x), x, strict=True)]
@@ -558,9 +575,10 @@ def _all_gather(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[
 
 
 def _gather_experts(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    """Returns the work that gathers rows, each of which one rank computed; only the GPU knows which.
+    """Returns the work that gathers rows, each of which one rank has computed. Only the GPU knows which rank.
 
-    Each rank sets other rows to zero, and all add their rows as integers: the sum has the exact bits of each row.
+    Each rank sets other rows to zero, and all add up their rows as integers, so that the sum has the exact bits of each
+    row.
     """
     y, starts = x
     exchange, (cuts,) = p.exchange, _cuts(step)
@@ -619,14 +637,14 @@ def _elementwise(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Converts 16-bit floats to float32, in which small ops compute."""
+    """Returns 16-bit floats as float32, in which small ops compute."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "cast"})
 
 _ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "sigmoid"})
-"""Functions that a kernel of ours computes: on a CPU, torch rounds them otherwise for the last elements of a tensor."""
+"""Functions that our own kernel computes. On a CPU, torch rounds them differently for the last elements of a tensor."""
 
 _FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "pow": lambda x, y: torch.pow(x.double(), y.double()),  # in float32 its last elements are rounded otherwise, too
@@ -634,7 +652,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "logical_not": lambda x: x == 0,
     "where": lambda condition, x, y: torch.where(condition != 0, x, y),
 }
-"""Functions that torch calls otherwise."""
+"""Elementwise functions that differ from torch's function of the same name."""
 
 HANDLERS: Mapping[str, Callable[[Binder, Step, list[Any], list[Tensor]], list[Work]]] = {
     "embedding": _embedding,
@@ -669,4 +687,4 @@ HANDLERS: Mapping[str, Callable[[Binder, Step, list[Any], list[Tensor]], list[Wo
 }
 
 EXCHANGED = frozenset({"all_gather", "gather_experts", "send", "receive"})
-"""Ops in which ranks give each other something."""
+"""Ops in which ranks exchange data."""

@@ -1,4 +1,4 @@
-"""A rank other than the first: a process that runs the steps that rank 0 sends, on its own GPU.
+"""A rank other than 0: a process that runs the steps that rank 0 sends, on its own GPU.
 
     python -m enginewright.plugins.cuda.serve.rank HOST:PORT RANK
 
@@ -33,7 +33,7 @@ class CudaRank(PartSetting, frozen=True, kw_only=True):
 
     Attributes:
         context: the most tokens of a request.
-        patience: seconds to wait for a message of another rank.
+        patience: the seconds to wait for a message of another rank.
         machines: the address of each rank's machine.
         trust: the caller's ``trust`` for the bundle.
     """
@@ -50,15 +50,17 @@ def cuda_facts(bundle: Bundle, program: LoweredProgram) -> dict[str, str]:
 
 
 def part_of(rank: int, program: LoweredProgram, setting: CudaRank) -> tuple[Part, Collectives]:
-    """Returns a rank's part, and its collectives before ``open``."""
+    """Returns a rank's part of the model, and its collectives, which aren't open yet."""
     count = Partition.parse(setting.partition).ranks
     collectives = Collectives(rank, count, program.ranks, setting.patience, setting.machines[rank])
     return Part(program, rank, collectives), collectives
 
 
 def open_part(told: bytes, rank: int) -> Opened:
-    """Opens the part of a rank from ``told``, a ``CudaRank`` as JSON; returns its mail and its main loop. Raises
-    EnginewrightError.
+    """Opens a rank's part of the model. Returns its messages, and the function that runs steps until the rank ends.
+
+    ``told`` is a ``CudaRank`` as JSON. Raises EnginewrightError if this machine, the bundle or the installation differs
+    from rank 0's.
     """
     setting = CudaRank.model_validate(msgspec.json.decode(told))
     bundle = Bundle.open(setting.bundle, trust=setting.trust)

@@ -1,8 +1,8 @@
-"""The cuda target on several ranks: processes of this machine, each with a GPU and a part of the model.
+"""The executor of the cuda target on several ranks: processes of this machine, each with a GPU and a part of the model.
 
 Rank 0 is in this process. ``submit`` sends a step's inputs to the other ranks, and starts rank 0's part on its GPU;
 ``result`` waits for the sampled ids. Within a step, ranks exchange data by NCCL's collectives (``exchange``). All ranks
-have the same limits and get the same steps, so they launch the same collectives in the same order, and capture graphs
+have the same limits and get the same steps. So they launch the same collectives in the same order, and capture graphs
 of the same steps.
 
 If kernels are interpreted, all ranks are on the CPU, and ``submit`` waits for gloo's collectives.
@@ -44,7 +44,7 @@ class RankedCudaExecutor:
         context: the most tokens of a request.
         how: the partition, with two ranks or more.
         target: the target's name.
-        patience: seconds to wait for a message of another rank.
+        patience: the seconds to wait for a message of another rank.
 
     Raises:
         BundleError, CapacityError: as ``CudaExecutor``, with the rank's number; also if there are no kernels for the
@@ -134,9 +134,7 @@ class RankedCudaExecutor:
         return output
 
     def look_after(self) -> bool:
-        """Aborts collectives on this GPU if a rank is lost or silent for too long. Returns False once a rank is
-        lost.
-        """
+        """Aborts collectives on this GPU if a rank is lost or silent for too long. Returns False if a rank is lost."""
         since = self._waiting
         if since and not self._others.problem and time.monotonic() - since > self._patience:
             with contextlib.suppress(EnginewrightError):  # who waits for the step raises it
@@ -167,7 +165,7 @@ class RankedCudaExecutor:
 
 
 class _Sent:
-    """A step that all ranks have started. It implements ``executors.base.Pending``."""
+    """A step that all ranks have started. Implements ``executors.base.Pending``."""
 
     def __init__(self, executor: RankedCudaExecutor, pending: Pending) -> None:
         self._executor, self._pending = executor, pending

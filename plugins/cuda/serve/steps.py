@@ -1,9 +1,9 @@
-"""Runs steps of the cuda target: pads, uploads, runs or replays a graph, and samples on the device.
+"""Runs steps of the cuda target: pads and uploads them, runs them or replays a graph, and samples on the device.
 
-A step is an upload from fixed memory, its kernels, and a download of the sampled ids. Its launches depend on the number
-of tokens and the kind of the step alone: block tables, and the tokens that the step before has drawn, are on the device
-(``placing``). So when a bundle is opened, ``warm`` binds the launches of all sizes and captures them as CUDA graphs.
-Other variants, such as steps with hidden states, are captured at their second step.
+A step is an upload from fixed memory, its kernels, and a download of the sampled ids. Its launches depend only on the
+number of tokens and the kind of the step: block tables, and the tokens that the step before has drawn, are on the
+device (``placing``). So when a bundle is opened, ``warm`` binds the launches of all sizes and captures them as CUDA
+graphs. Other variants, such as steps with hidden states, are captured at their second step.
 """
 
 from __future__ import annotations
@@ -62,13 +62,17 @@ from .ops import Launcher, Work
 from .program import CudaProgram
 
 MOST_GRAPHS = 256
-"""Graphs that are kept: ``warm`` makes some 20 of decode steps for each way of sampling, and some 50 of prompts."""
+"""The most graphs that are kept. ``warm`` makes some 20 of decode steps for each way of sampling, and some 50 of
+prompts.
+"""
 
 _LOGPROB_PIECES = 32
-"""Pieces that logprobs are made of: of each there are floats, and keys of twice the size."""
+"""The number of pieces in which logprobs are computed. Each piece needs memory for floats, and for keys of twice their
+size.
+"""
 
 TOKENS = "tokens"
-"""The name of drawn tokens among a step's results."""
+"""The name under which a step's results have the drawn tokens."""
 
 Result = TypeVar("Result")
 
@@ -78,14 +82,14 @@ class _Bound:
     """The launches of steps of one size.
 
     Attributes:
-        key: the sizes, and which variant it is.
-        places, words: the starts of an upload's arrays in words, and the upload's length.
+        key: the sizes and the variant.
+        places, words: the starts of an upload's arrays in 4-byte words, and the upload's length.
         staged: these arrays by name, in the host's memory.
         works: the launch of ``place_call``, then those of ``BoundStep``.
         outputs, by_row: see ``BoundStep``.
         options: the sampling options in the upload, on the device.
         draws: the launches of sampling, by the options in use and the words of the lists' memory.
-        row_sums: the launch that sums rows for logprobs, in exact steps.
+        row_sums: the launch that sums rows for logprobs, in exact steps; None in others.
     """
 
     key: tuple[StepShape, bool, bool]
@@ -107,7 +111,7 @@ class _Bound:
 
 @dataclass(frozen=True)
 class _Launches:
-    """Launches of a step in order. It is a ``GraphedWork``."""
+    """The launches of a step, in order. Implements ``GraphedWork``."""
 
     works: Sequence[Work]
     capturable = True
@@ -117,7 +121,7 @@ class _Launches:
             work()
 
     def close(self) -> None:
-        """Does nothing: the memory is that of all steps."""
+        """Does nothing: all steps share the memory."""
 
 
 class CudaSteps:
@@ -170,7 +174,7 @@ class CudaSteps:
 
     @torch.inference_mode()
     def warm(self, drawings: Sequence[Drawing] = (Drawing(), Drawing(random=True))) -> None:
-        """Binds the launches of steps of all sizes, runs them for padding alone, and captures them as graphs.
+        """Binds the launches of steps of all sizes, runs them once with padding only, and captures them as graphs.
 
         It does nothing if no graphs are made. If memory runs out, the other sizes are captured while the executor
         serves. Ranks must not call it before their collectives are open.
@@ -204,9 +208,9 @@ class CudaSteps:
 
     @torch.inference_mode()
     def _with_memory(self, work: Callable[[], Result]) -> Result:
-        """Returns the result of ``work``; if memory runs out, runs it again after dropping the bound sizes.
+        """Returns the result of ``work``. If memory runs out, it drops the bound sizes and calls ``work`` again.
 
-        Work that may have changed states of recurrent layers, or exchanged data with other ranks, isn't run again.
+        Work that may have changed states of recurrent layers, or exchanged data with other ranks, isn't called again.
         """
         before, self._advanced = self._advanced, False
         try:
@@ -224,7 +228,7 @@ class CudaSteps:
             raise _no_memory(e) from e
 
     def _forget(self) -> None:
-        """Drops the launches and graphs of all sizes, and gives their memory back."""
+        """Drops the launches and graphs of all sizes, and frees their memory."""
         self.synchronize()
         self.graphs.clear()
         self._bound.clear()
@@ -249,10 +253,10 @@ class CudaSteps:
     def _compute(
         self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, results: _Results
     ) -> None:
-        """Puts a step's results, at the rows ``order``, into those of a whole step with the options ``sampling``.
+        """Computes a part of a step, and puts its results into those of the whole step, at the rows ``order``.
 
-        If there are more rows of logits than memory for them, what is computed by row runs several times, and all else
-        once.
+        ``sampling`` has the options of the whole step. If there are more rows of logits than memory for them, only the
+        work by row runs several times.
         """
         rows, most = len(step.rows), self._limits.rows
         bound = self._bound_for(self._shape_of(step), taps=not {LOGITS}.issuperset(step.outputs), keeps=rows > most)
@@ -286,8 +290,8 @@ class CudaSteps:
         options: SamplingBatch | None,
         draws: Sequence[Work],
     ) -> None:
-        """Draws tokens by ``draws`` if there are ``options``, and puts them and the outputs ``values`` at the rows
-        ``order``.
+        """Draws tokens by the launches ``draws`` if there are ``options``, and puts tokens and outputs at the rows
+        ``order`` of the results.
         """
         results.put(order, {**values, **(self._draw(bound, options, draws) if options is not None else {})})
 
@@ -298,8 +302,10 @@ class CudaSteps:
         options: SamplingBatch | None = None,
         sources: Int32Array | None = None,
     ) -> None:
-        """Uploads a step's inputs, the options of its rows, and what its tables change. Padding tokens belong to no
-        request and aren't written to the cache; padding requests have no tokens.
+        """Uploads a step's inputs, the options of its rows, and the changes of its block tables.
+
+        Padding tokens belong to no request and aren't written to the cache; padding requests have no tokens.
+        ``sources`` has each token's row in the step before, -1 for a token that is known.
         """
         staged = self._inputs.writable()
         for name, to in bound.staged.items():
@@ -346,10 +352,10 @@ class CudaSteps:
     def _padded_shape(
         self, tokens: int, blocks: int | None = None, *, decodes: bool = False, mixed: bool = False
     ) -> StepShape:
-        """Returns the sizes that a step is padded to: by its tokens and kind alone.
+        """Returns the sizes to which a step is padded, which depend only on its tokens and kind.
 
-        There are two kinds of decode steps: in one all contexts, of at most ``blocks`` blocks, are a part of attention
-        each; in the other they may be long.
+        There are two kinds of decode steps. In one, each context has at most ``blocks`` blocks, and is a single split
+        of attention; in the other, contexts may be long.
         """
         limits = self._limits
         tokens = rounded(tokens, (1, 1, limits.requests)) if decodes else bucketed(tokens, (1, 1, limits.tokens))
@@ -366,11 +372,11 @@ class CudaSteps:
 
     @property
     def _short(self) -> int:
-        """The blocks of a context that is one part of attention."""
+        """The most blocks of a context that is a single split of attention."""
         return max(SPLIT_KEYS // min((group.block_size for group in self._program.groups), default=1), 1)
 
     def _shapes(self) -> Sequence[StepShape]:
-        """Returns the sizes of all steps, the largest first, whose temporary memory the others use again."""
+        """The sizes of all steps, the largest first, because the others then reuse its temporary memory."""
         counts = range(1, self._limits.tokens + 1)
         decodes = [self._padded_shape(n, b, decodes=True) for n in counts[: self._limits.requests] for b in (1, None)]
         prompts = [self._padded_shape(n, mixed=mixed) for n in counts for mixed in (False, True)]
@@ -412,12 +418,16 @@ class CudaSteps:
         return self._bound[key]
 
     def _run(self, bound: _Bound, drawing: Drawing | None, draws: Sequence[Work]) -> None:
-        """Runs or replays a step, with the launches ``draws`` of a way of sampling, if it is in the graph."""
+        """Runs or replays a step. ``draws`` are the launches of a way of sampling; ``drawing`` is None if they aren't
+        in the graph.
+        """
         self._advanced = self._runs_once
         self.graphs.run(self._key(bound, drawing), lambda keep: _Launches((*bound.works, *draws)))
 
     def _key(self, bound: _Bound, drawing: Drawing | None) -> tuple[Any, ...]:
-        """Returns the key of a step's graph. Sampling reads lists of tokens, whose memory may grow."""
+        """Returns the key of a step's graph. It has the memory of the lists of tokens, which sampling reads and which
+        may grow.
+        """
         return (*bound.key, drawing, len(self._lists.device) if drawing is not None and drawing.changes else 0)
 
     @contextmanager
@@ -429,8 +439,8 @@ class CudaSteps:
         self.late["late_ms"] = round(self._late_seconds * 1e3)
 
     def _captured(self, capture: Capture, work: Callable[[], None]) -> Graph:
-        """Returns a graph of the work. Raises CapacityError if there is no memory, EnginewrightError for other errors
-        of CUDA.
+        """Captures work as a graph. Raises CapacityError if there is no memory, EnginewrightError for other errors of
+        CUDA.
         """
         try:
             with self._counted("late_graphs"):
@@ -442,7 +452,7 @@ class CudaSteps:
             raise EnginewrightError(str(e).partition("\n")[0]) from e
 
     def _draws(self, bound: _Bound, drawing: Drawing) -> list[Work]:
-        """Returns the launches that draw a token for all of a step's rows, with padding."""
+        """Returns the launches that draw a token for each row of a step, including padding."""
         key = drawing, len(self._lists.device)
         if key not in bound.draws:
             options = {**bound.options, "lists": self._lists.device}
@@ -451,10 +461,10 @@ class CudaSteps:
         return bound.draws[key]
 
     def _draw(self, bound: _Bound, sampling: SamplingBatch, draws: Sequence[Work]) -> dict[str, Tensor]:
-        """Runs the launches of sampling that weren't in a graph. Returns the tokens [R], in memory that the next step
-        overwrites, and the fields of ``StepOutput`` with their logprobs.
+        """Runs launches of sampling that weren't in a graph.
 
-        It waits for the masks of forms, which are computed while the step runs.
+        Returns the tokens [R], in memory that the next step overwrites, and the fields of ``StepOutput`` with their
+        logprobs. It waits for the masks of answers with a form, which are computed while the step runs.
         """
         rows = len(sampling.temperature)
         if sampling.masks is not None and bool((sampling.masks.rows >= 0).any()):
@@ -469,8 +479,8 @@ class CudaSteps:
         return {TOKENS: tokens} | logprobs_of(bound.outputs[LOGITS][:rows], tokens, sampling, changed, sums)
 
     def _sums_of(self, bound: _Bound) -> Tensor:
-        """Returns the logsumexp of each row of a step's logits, [R, 1], by a kernel whose sums depend on the row
-        alone.
+        """Returns the logsumexp of each row of a step's logits, [R, 1], by a kernel whose sums depend only on the
+        row.
         """
         logits = bound.outputs[LOGITS]
         sums = self._row_sums[: len(logits)]
@@ -480,7 +490,7 @@ class CudaSteps:
         return sums
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
-        """Uploads the packed lists, to larger memory if they need ``words`` that aren't there."""
+        """Uploads the packed lists of tokens, to larger memory if there aren't ``words`` 4-byte words yet."""
         if words > len(self._lists.device):
             self.synchronize()
             self._lists = _Upload(self._new((1 << (words - 1).bit_length(),), "int32"))
@@ -508,7 +518,7 @@ class CudaSteps:
 
 
 class _Upload:
-    """Memory of the host, pinned for a GPU, of which the first part is copied to the tensor ``device``."""
+    """Memory of the host, pinned for a GPU, whose first part is copied to the tensor ``device``."""
 
     def __init__(self, device: Tensor) -> None:
         self.device = device
@@ -517,7 +527,7 @@ class _Upload:
         self._copied = torch.cuda.Event() if device.is_cuda else None
 
     def writable(self) -> Int32Array:
-        """Waits for the last copy, and returns the host's memory."""
+        """Waits for the last copy, and returns the host's memory, which may then be written."""
         if self._copied is not None:
             self._copied.synchronize()
         return self.host
@@ -537,15 +547,15 @@ def _no_memory(cause: torch.OutOfMemoryError) -> CapacityError:
 
 
 def _blocks_of(step: StepInput) -> int:
-    """Returns the most blocks of a request in a step's tables."""
+    """Returns the most blocks that a request has in a step's tables."""
     return max(int(table.shape[1]) for table in step.block_tables.values())
 
 
 class _Float32Sums:
-    """Makes torch's products add in float32 until the last open object of this class is closed or gone; by default
-    cuBLAS may add partial sums in 16 bits.
+    """Makes torch's products add in float32, as cuBLAS may otherwise add partial sums in 16 bits.
 
-    These are settings of the whole process. They don't change in a step, as steps of several models may run at a time.
+    That ends when the last object of this class is closed or deleted. The settings are those of the whole process. They
+    don't change during a step, as steps of several models may run at the same time.
     """
 
     _names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
@@ -601,7 +611,7 @@ class _Results:
 class _Started:
     """A step that is running. The download of its tokens has been started.
 
-    ``result`` waits for an event, since another thread may not wait for a stream that a graph is captured on.
+    ``result`` waits for an event, since a thread must not wait for a stream on which another thread captures a graph.
     """
 
     def __init__(self, results: _Results, device: torch.device) -> None:
@@ -633,7 +643,7 @@ class _Started:
 
 
 def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict[str, Tensor]:
-    """Returns views of the sampling options of ``rows`` rows in an upload with the starts ``places``."""
+    """Returns the sampling options of ``rows`` rows as views of an upload, in which ``places`` has their starts."""
     return {
         name: uploaded.narrow(0, places[name], words).view(getattr(torch, option_type(name).name))
         for name, words in option_words(rows).items()
@@ -647,16 +657,16 @@ def logprobs_of(
     changed: Tensor | None = None,
     row_sums: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Returns the logprobs of tokens [R], or of the tokens in ``sampling.scored``, and each row's top logprobs, by the
-    names of ``StepOutput``'s fields.
+    """Returns logprobs by the names of ``StepOutput``'s fields: of tokens [R] or of ``sampling.scored``, and each row's
+    top logprobs.
 
-    It processes some rows at a time, and takes at most a fifth of the memory of float32 logits.
+    It processes some rows at a time, and needs at most a fifth of the memory of float32 logits.
 
     Args:
         logits: [R, V] of any float type, as the model computed them.
         tokens: int32 [R] on their device; rows with NO_TOKEN get NaN.
         sampling: the options of the rows.
-        changed: the logits float32 [R, V] that tokens were drawn from, if rules changed them. Rows with
+        changed: the logits float32 [R, V] from which tokens were drawn, if rules changed them. Rows with
             ``sampling.top_allowed`` have their top logprobs from these.
         row_sums: the logsumexp of each row, float32 [R, 1]; None computes it.
     """
@@ -691,10 +701,10 @@ def logprobs_of(
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """Returns the columns of the ``count`` greatest values in each row, greatest first; in a tie the lower one first,
-    unlike ``topk``.
+    """Returns the columns of the ``count`` largest values in each row, in descending order of the values.
 
-    Bits of floats, as integers, have the order of the floats once those of negative ones are inverted.
+    Among equal values the lower column comes first, unlike in ``topk``. The bits of floats, taken as integers, have the
+    order of the floats after those of negative ones are inverted.
     """
     bits = values.add(0.0).view(torch.int32)  # which makes -0 equal to 0
     bits.bitwise_xor_((bits >> 31).bitwise_and_(0x7FFFFFFF))
