@@ -1,1 +1,1 @@
-"""The CPU target: the program interpreter and its kernels, a C++ extension module that needs no torch."""
+"""The cpu target: an interpreter of lowered programs and its kernels, in a C++ extension module that needs no torch."""

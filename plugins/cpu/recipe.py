@@ -1,4 +1,4 @@
-"""[cpu] of a recipe."""
+"""The table [cpu] of a recipe."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class CpuOptions(Section):
     """The recipe's options for the target cpu.
 
     Attributes:
-        partitions: partitions that the model must allow, such as "tensor=2" or "tensor=2,pipeline=2": an export of a
-            model that can't be cut so is an error. Ranks cut the program when they open the bundle, in these ways and
-            any other.
+        partitions: partitions that the model must support, such as "tensor=2" or "tensor=2,pipeline=2". The export
+            fails if the model can't be partitioned so. A bundle isn't limited to them: ranks partition the program when
+            they open it.
     """
 
     partitions: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Findings that prevent a target from running on a machine, and checks that several targets share."""
+"""Problems that prevent a target from running on a machine, and checks that several targets share."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .machine import Machine
 
 
 def is_older(found: str, smallest: str) -> bool:
-    """Returns True if the release ``found`` came before the release ``smallest``."""
+    """Returns True if the release ``found`` is older than the release ``smallest``."""
     return _numbers(found) < _numbers(smallest)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Returns the numbers of a version's release: 1, 24, 0 for "1.24.0rc1"."""
+    """Returns the numbers of a version's release, (1, 24, 0) for "1.24.0rc1"."""
     return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[a-z+]", version)[0]))
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A reason why an engine can't run, and the remedy. ``missing``: True if a package is missing."""
+    """A reason why an engine can't run, with a remedy (``hint``). ``missing``: True if a package is missing."""
 
     message: str
     hint: str
@@ -43,7 +43,7 @@ class Problem:
 def gpu_problem(
     gpus: Sequence[InstalledGpu], why_none: str, capabilities: Sequence[str], what: str = "the engines"
 ) -> Problem | None:
-    """Returns the problem of a machine without a GPU, or with none of the right kind; None if there is one.
+    """Returns the problem of a machine without a suitable GPU; None if there is one.
 
     Args:
         gpus: the machine's GPUs.
@@ -68,7 +68,9 @@ def gpu_problem(
 
 
 def choose_gpu(gpus: Sequence[InstalledGpu], capabilities: Sequence[str]) -> InstalledGpu | None:
-    """Returns the first GPU with one of these capabilities ("8.9"); without capabilities, the first GPU."""
+    """Returns the first GPU with one of these compute capabilities ("8.9"), or the first of all if there are none; None
+    if no GPU fits.
+    """
     return next((gpu for gpu in gpus if not capabilities or gpu.capability in capabilities), None)
 
 
@@ -86,13 +88,15 @@ class Checked:
 
 
 Check = Callable[[Machine, TargetManifest | None], Checked]
-"""A function that compares a machine with the needs of a bundle's target; None as target means any bundle's."""
+"""A function that compares a machine with the requirements of a bundle's target; None as target means those of any
+bundle.
+"""
 
 
 def torch_problems(machine: Machine, extra: str) -> list[Problem]:
-    """Returns the problems of PyTorch for a GPU, without those of the GPU itself.
+    """Returns the problems of running PyTorch on a GPU, except for those of the GPU itself.
 
-    ``extra``: the extra of enginewright that installs it.
+    ``extra``: the extra of enginewright that installs PyTorch.
     """
     torch, built_for = machine.packages.get("torch"), machine.torch_cuda
     if torch is None:
@@ -105,10 +109,9 @@ def torch_problems(machine: Machine, extra: str) -> list[Problem]:
 
 
 def driver_problem(machine: Machine, what: str, built_for: str) -> Problem | None:
-    """Returns the problem of a driver that is too old for ``what``, which was built for the CUDA ``built_for``; else
-    None.
+    """Returns the problem if the driver is too old for ``what``; None if it isn't.
 
-    Within a major version, older drivers are accepted.
+    ``built_for`` is the CUDA version for which it was built. Within a major version, older drivers are accepted.
     """
     major = built_for.partition(".")[0]
     if not machine.cuda or not major or int(machine.cuda.partition(".")[0]) >= int(major):

@@ -1,4 +1,4 @@
-"""The declaration of an engine that ``optimize doctor --run`` and ``optimize build --check`` check."""
+"""The declaration of an engine that ``optimize doctor --run`` and ``optimize build --check`` can check."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from enginewright.runtime.shared.contracts import FloatArray
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that can be checked: ``ENGINE`` of a target's module ``serve.doctor``.
+    """An engine that can be checked: ``ENGINE`` in a target's module ``serve.doctor``.
 
-    If `LLM` doesn't run the target, its module ``compile.check`` has a class ``Opened``, called with a bundle, the
-    target's name, the context and the tokens of each answer. Its objects implement ``Runs``.
+    If `LLM` doesn't run the target, its module ``compile.check`` has a class ``Opened``, which is called with a bundle,
+    the target's name, the context and the tokens of each answer. Its objects implement ``Runs``.
 
     Attributes:
-        name: the engine's name, for people.
+        name: the engine's name in messages.
         packages: the Python packages whose versions a report names.
-        exported_for: returns the compute capability, for an export, that suits a GPU of another capability.
+        exported_for: returns the compute capability for which to export a bundle that runs on a GPU of the given one.
     """
 
     name: str
@@ -28,13 +28,13 @@ class Engine:
 
 
 class Runs(Protocol):
-    """An opened target of a bundle."""
+    """A target of a bundle, opened for a check."""
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """Returns the logits after every token of a text: [S] -> [S, V]."""
 
     def tokens(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Returns the likeliest next tokens of each prompt; all prompts run together."""
+        """Returns the most likely next tokens of each prompt; all prompts run together."""
 
     def info(self) -> dict[str, Any]:
-        """Returns notes on the run, by name; "graph_launches" counts the steps that a CUDA graph replayed."""
+        """Returns facts about the runs, by name. "graph_launches" counts the steps that a CUDA graph replayed."""

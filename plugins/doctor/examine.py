@@ -1,4 +1,5 @@
-"""``optimize doctor``: lists the targets of a bundle that a machine can run, and reasons for the others. Without torch.
+"""The check of ``optimize doctor``: which targets of a bundle a machine can run, and why not the others. It doesn't
+import torch.
 
 Executors make the same checks when they open a target; here no target is opened.
 """
@@ -28,7 +29,7 @@ class Finding:
 
     Attributes:
         target: the target's name.
-        verdict: "runs" here; "needs-build": it can be finished here, and then runs; or it "can't".
+        verdict: "runs" if it runs here, "needs-build" if it can be built here and then runs, or "can't".
         reasons: all problems; () if it runs.
         todo: the remedy for each problem.
         on: the devices that it runs on, or would; and further notes.
@@ -49,17 +50,17 @@ class Examination:
     findings: tuple[Finding, ...]
 
     def succeeds(self, named: Sequence[str] = ()) -> bool:
-        """Returns True if a target runs here; if targets are ``named``, True if all of them do."""
+        """Returns True if some target runs here; if targets are ``named``, True if all of them do."""
         running = {finding.target for finding in self.findings if finding.verdict == "runs"}
         return set(named) <= running if named else bool(running)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values for ``--json``."""
+        """Returns the examination as values that JSON has, for ``--json``."""
         return {"machine": asdict(self.machine), "targets": [asdict(finding) for finding in self.findings]}
 
 
 def examine(machine: Machine, bundle: Bundle | None = None, named: Sequence[str] = ()) -> Examination:
-    """Examines the targets of a bundle, or without one, all possible targets.
+    """Examines the targets of a bundle; without a bundle, all targets that exist.
 
     Args:
         machine: the result of ``look_at_machine``.
@@ -77,14 +78,14 @@ def examine(machine: Machine, bundle: Bundle | None = None, named: Sequence[str]
 
 
 def require(machine: Machine, name: str, doing: str, bundle: Bundle | None = None, *, unbuilt: bool = False) -> None:
-    """Raises MissingDependencyError or TargetError with all that a machine lacks for a target.
+    """Raises MissingDependencyError or TargetError with everything that a machine lacks for a target.
 
     Args:
         machine: the result of ``look_at_machine``.
         name: the target's name.
-        doing: what can't be done with the target then, such as "compiled".
+        doing: the participle for the message "can't be ...", such as "compiled".
         bundle: the bundle with the target, or None.
-        unbuilt: True to accept a target that must be built first and can be built here.
+        unbuilt: True accepts a target that must be built first and can be built here.
     """
     (finding,) = examine(machine, bundle, [name]).findings
     if finding.verdict == "runs" or (unbuilt and finding.verdict == "needs-build"):
@@ -119,7 +120,7 @@ def _finding(machine: Machine, bundle: Bundle | None, name: str) -> Finding:
 
 
 def _checked(name: str, machine: Machine, target: TargetManifest | None) -> Checked:
-    """Runs the check of a target's package; a package without one has no problems."""
+    """Returns the result of the check in a target's package; no problems if the package has no check."""
     check: Check = getattr(part(name, "serve.doctor"), "check", lambda machine, target: Checked())
     return check(machine, target)
 
@@ -136,7 +137,7 @@ def _judged(name: str, checked: Checked) -> Finding:
 
 
 def _with_memory(checked: Checked, machine: Machine, bundle: Bundle) -> Checked:
-    """Adds a note if the weights exceed the free memory: they are mapped, so this is slow but possible."""
+    """Adds a note if the weights exceed the free memory. As they are mapped, this is slow but possible."""
     weights = sum(blob.bytes for blob in bundle.index.blobs)
     if weights <= machine.free_bytes:
         return checked

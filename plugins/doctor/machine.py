@@ -1,7 +1,7 @@
-"""Reads the parts of a machine that targets depend on: processor, memory, GPUs, and libraries with their versions.
+"""Reads the properties of a machine that targets depend on: CPU, memory, GPUs, and libraries with their versions.
 
 Large libraries aren't loaded: versions come from pip's metadata, and GPUs from the driver's own libraries. A target's
-``serve.doctor`` adds its own checks: ``look(problems)`` returns fields of ``Machine``.
+``serve.doctor`` adds its own: ``look(problems)`` returns fields of ``Machine``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Machine:
 
 
 def look_at_machine() -> Machine:
-    """This machine, in a second or less."""
+    """Returns the properties of this machine; it takes a second or less."""
     problems: dict[str, str] = {}
     cuda, gpus, gpu_problem = _gpus()
     seen: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def look_at_machine() -> Machine:
 
 
 def iree_version() -> str | None:
-    """Looks up the version of IREE's runtime; None if there is none. The compiler is a package of its own."""
+    """Returns the version of IREE's runtime; None if it isn't installed. The compiler is a package of its own."""
     try:
         return metadata.version("iree-base-runtime")
     except metadata.PackageNotFoundError:
@@ -114,7 +114,9 @@ def iree_version() -> str | None:
 
 
 def cuda_of(distributions: Iterable[str]) -> dict[str, str]:
-    """Maps package to CUDA version for names with a version: {"tensorrt_rtx": "13"} for "tensorrt_rtx_cu13"."""
+    """Returns package -> major CUDA version, for distributions whose name ends with it: {"tensorrt_rtx": "13"} for
+    "tensorrt_rtx_cu13".
+    """
     named = (re.fullmatch(r"(tensorrt(?:_rtx)?)_cu(\d+)", name.replace("-", "_")) for name in distributions)
     return {match[1]: match[2] for match in named if match}
 
@@ -148,7 +150,7 @@ def driver_version(library: str = _NVML) -> str:
 
 
 def _gpus() -> tuple[str, tuple[InstalledGpu, ...], str]:
-    """Returns the newest supported CUDA, the GPUs, and the reason why there are none."""
+    """Returns the newest CUDA version that the driver supports, the GPUs, and the reason why there are none."""
     try:
         cuda = load_cuda()
     except TargetError as e:
@@ -159,7 +161,9 @@ def _gpus() -> tuple[str, tuple[InstalledGpu, ...], str]:
 
 
 def _versions() -> dict[str, str]:
-    """Returns the versions of installed packages, also under other distribution names such as onnxruntime-gpu."""
+    """Returns the versions of the installed ones of ``PACKAGES``. It knows their other distributions, such as
+    onnxruntime-gpu.
+    """
     distributions = metadata.packages_distributions()
     versions = {}
     for name in PACKAGES:

@@ -1,4 +1,4 @@
-"""The interface of emitters: an emitter brings a program into the form of one target and writes it into a bundle."""
+"""The interface of emitters. An emitter brings a program into the form of one target and writes it into a bundle."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ S = TypeVar("S", bound=Section)
 
 
 def unrecorded(report: EngineReport) -> None:
-    """Keeps no report."""
+    """Ignores a report."""
 
 
 @dataclass(frozen=True)
 class EmitOptions:
-    """The inputs of an emitter besides the program.
+    """The inputs of an emitter in addition to the program.
 
     Attributes:
         engines: the recipe's [engines].
         context_length: the longest request of the bundle, in tokens; 0 if it isn't known.
         buckets: fixed sizes of steps. If an emitter writes them to ``buckets.plan_path``, its executor gets padded
-            steps.
+            steps. None for no fixed sizes.
         record: called with the report of each engine that is built.
         sections: the recipe's tables for single targets.
     """
@@ -44,7 +44,7 @@ class EmitOptions:
     sections: tuple[Section, ...] = ()
 
     def section(self, kind: type[S]) -> S:
-        """Returns the recipe's table of that kind; its defaults if the recipe has none."""
+        """Returns the recipe's table of the class ``kind``; its defaults if the recipe has none."""
         return next((section for section in self.sections if isinstance(section, kind)), None) or kind()
 
 
@@ -55,11 +55,10 @@ class Emitter(Protocol):
     def name(self) -> str: ...
 
     def passes(self) -> list[Pass]:
-        """Returns the target's own passes in order: storage in fewer bits that only it supports, then fusions that make
-        it faster.
+        """Returns the target's own passes in order: formats of fewer bits that only it supports, then fusions.
 
-        They run on a copy of the program, which ``emit`` then gets. A recipe may turn each exact pass off, or require
-        it, by its name.
+        They run on a copy of the program, which ``emit`` then gets. A recipe may turn off or require each exact pass by
+        its name.
         """
         ...
 
@@ -71,8 +70,8 @@ class Emitter(Protocol):
         Args:
             program: a program with attention in its paged form, after ``passes``.
             writer: the bundle being written; it is not committed here.
-            progress: a function called with the stage "emit", weight by weight.
-            options: further inputs of the target; most need none.
+            progress: called with the stage "emit", weight by weight.
+            options: further inputs of the target; most targets need none.
 
         Returns:
             the target's manifest; its files are filled in when the bundle is committed.

@@ -52,11 +52,11 @@ from enginewright.runtime.shared.weight_formats import Storage
 Data = npt.NDArray[np.generic] | Iterable[npt.NDArray[np.generic]]
 
 BLOB_BYTES = 4 << 30
-"""A new blob is begun once one has this many bytes; a tensor is never split."""
+"""The size in bytes from which on a blob is complete and a new one begins; a tensor is never split."""
 
 
 class BundleWriter:
-    """Context manager that writes the bundle ``final_path``.
+    """A context manager that writes the bundle ``final_path``::
 
         with BundleWriter("smollm2.bundle") as writer:
             writer.write_text("targets/cpu/program.json", program.to_json())
@@ -69,7 +69,7 @@ class BundleWriter:
         final_path: the bundle to write. It may be an empty folder.
         overwrite: True replaces an existing bundle. A folder that isn't a bundle, or has other files too, is never
             replaced.
-        inputs: the files that the bundle is made from, which must be outside of it.
+        inputs: the files from which the bundle is made, which must be outside of it.
 
     Raises:
         BundleError: ``final_path`` exists, or can't be used (see ``output_place``), or a file can't be written there.
@@ -113,7 +113,7 @@ class BundleWriter:
             self._discard()
 
     def _discard(self) -> None:
-        """Removes all folders except the bundle; the old bundle stays if there is no new one."""
+        """Removes all temporary folders. If there is no new bundle, the old one stays."""
         shutil.rmtree(self._folder, ignore_errors=True)
         if os.path.lexists(self.final_path):
             shutil.rmtree(self._replaced, ignore_errors=True)
@@ -126,7 +126,9 @@ class BundleWriter:
         self.write_bytes(path, text.encode())
 
     def write_bytes(self, path: str, data: bytes) -> None:
-        """Writes the file ``path`` (relative, forward slashes). Raises ValueError for a path written before."""
+        """Writes the file ``path`` (relative, with forward slashes). Raises ValueError for a path that was written
+        before.
+        """
         if path in self._files or path == MANIFEST_PATH:
             raise ValueError(f"{path} was written before")
         file = HashedFile(self._folder / check_path(path), self.final_path / path)
@@ -140,7 +142,7 @@ class BundleWriter:
     def adopt(self, path: str, source: Path) -> FileSection:
         """Moves the file ``source``, on the same disk, to ``path`` in the bundle; returns its size and hash.
 
-        Raises ValueError for a path written before, BundleError if it can't be moved.
+        Raises ValueError for a path that was written before, BundleError if the file can't be moved.
         """
         if path in self._files or path == MANIFEST_PATH:
             raise ValueError(f"{path} was written before")
@@ -156,9 +158,9 @@ class BundleWriter:
 
     @contextmanager
     def undone_by_error(self, target: str) -> Iterator[None]:
-        """Removes files and weights that the block wrote for ``target`` if it raises an error.
+        """A context that removes the files and weights that were written in it for ``target`` if it raises an error.
 
-        A blob that was completed in the block stays, without any tensor of the index in it.
+        A blob that was completed in it stays, but the index has none of its tensors.
         """
         files, weights = dict(self._files), self.weights()
         before = weights.mark()
@@ -174,37 +176,39 @@ class BundleWriter:
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of the files that the manifests list."""
+        """The bytes of the files that the manifests list."""
         return sum(file.bytes for file in self._files.values())
 
     def weights(self) -> WeightsWriter:
-        """Returns the bundle's only writer of weights."""
+        """Returns the writer of the bundle's weights, of which there is one."""
         if self._weights is None:
             self._weights = WeightsWriter(self)
         return self._weights
 
     def finish_weights(self) -> None:
-        """Completes the weights and writes their index; none may be added after. Done by ``commit`` if not before."""
+        """Completes the weights and writes their index; none may be added afterwards. ``complete`` calls it if nobody
+        did.
+        """
         if self._weights is not None and not self._weights.finished:
             self._weights.finish()
 
     @property
     def folder(self) -> Path:
-        """The folder of the bundle until it is published; once it is complete, it can be opened there."""
+        """The temporary folder of the bundle until it is published. A complete bundle can be opened there."""
         return self._folder
 
     def commit(self, manifest: Manifest, targets: Mapping[str, TargetManifest]) -> Manifest:
-        """Calls ``complete``, then ``publish``."""
+        """Completes the bundle and publishes it. Returns the manifest as written; see ``complete``."""
         written = self.complete(manifest, targets)
         self.publish()
         return written
 
     def complete(self, manifest: Manifest, targets: Mapping[str, TargetManifest]) -> Manifest:
-        """Completes the weights and writes the manifests. After it only files in report/ may be written.
+        """Completes the weights and writes the manifests. Afterwards, only files in report/ may be written.
 
         Args:
-            manifest: the manifest, whose ``targets`` and ``files`` are filled in here.
-            targets: target -> its manifest, whose ``files`` are filled in here.
+            manifest: the manifest, whose ``targets`` and ``files`` are filled in.
+            targets: target -> its manifest, whose ``files`` are filled in.
 
         Returns:
             the manifest as written.
@@ -222,7 +226,7 @@ class BundleWriter:
         return complete
 
     def publish(self) -> None:
-        """Renames the complete bundle into place."""
+        """Renames the complete bundle to its final path."""
         with writing(self.final_path, 0):
             for folder, _, _ in os.walk(self._folder):
                 sync_folder(Path(folder))
@@ -238,8 +242,8 @@ class BundleWriter:
             file.close()
 
     def _rename(self) -> None:
-        """Replaces the old bundle by the new one. ``_remove_stale`` repairs the state after a kill between the two
-        renames.
+        """Replaces the old bundle by the new one, by two renames. If the process is killed in between,
+        ``_remove_stale`` repairs it.
         """
         self.check()
         try:
@@ -253,7 +257,7 @@ class BundleWriter:
         sync_folder(self.final_path.parent)
 
     def check(self) -> None:
-        """Raises BundleError if there is something that may not be replaced."""
+        """Raises BundleError if a file or folder at the final path may not be replaced."""
         path = self.final_path
         if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
             return
@@ -266,14 +270,14 @@ class BundleWriter:
         return self.final_path.with_name(f".{self.final_path.name}.{role}-{uuid.uuid4().hex[:12]}")
 
     def _siblings(self, role: str) -> list[Path]:
-        """Folders that ``_sibling`` has named for this bundle."""
+        """Returns the temporary folders for this bundle that have the role ``role`` in their name."""
         ours = re.compile(re.escape(f".{self.final_path.name}.{role}-") + "[0-9a-f]{12}")
         matching = (p for p in self.final_path.parent.iterdir() if ours.fullmatch(p.name))
         return sorted(p for p in matching if p.is_dir() and not p.is_symlink())
 
     def _remove_stale(self) -> None:
-        """Removes files of killed exports to this name; restores an old bundle that was moved away and not
-        replaced.
+        """Removes the temporary folders of killed exports to this path, and restores an old bundle that was moved
+        away.
         """
         for path in self._siblings("replaced"):
             if os.path.lexists(self.final_path):
@@ -293,13 +297,13 @@ class BundleWriter:
 
 @dataclass(frozen=True)
 class WeightsMark:
-    """A place in the weights of a bundle.
+    """A position in the weights of a bundle.
 
     Attributes:
         blobs: the number of complete blobs.
-        at: the place in the open blob; None if there is none.
+        at: the position in the open blob; None if no blob is open.
         tensors: the entries of the index, by name.
-        places: blob and offset of each tensor, by the SHA-256 of its bytes.
+        places: the SHA-256 of each tensor's bytes -> its blob and offset.
     """
 
     blobs: int
@@ -309,7 +313,7 @@ class WeightsMark:
 
 
 class WeightsWriter:
-    """Streams tensors into blobs. Only the chunk being written is in memory.
+    """Writes tensors into blobs. Only the piece that is being written is in memory.
 
     Equal bytes (a table or a norm that two targets read in the same form) are stored once: the index has the same
     location for both tensors.
@@ -337,14 +341,14 @@ class WeightsWriter:
         """Appends a tensor, and returns its entry of the index.
 
         Args:
-            name: the name in the index; programs use it by this name.
-            data: the stored elements in order: an array, or arrays whose elements follow each other. For a layout
-                of panels they are packed already (``weights.pack``, or panel by panel).
+            name: the name in the index, by which programs refer to it.
+            data: the stored elements in order: an array, or arrays whose elements follow each other. For a layout of
+                panels they are packed already (``weights.pack``, or panel by panel).
             layout: see ``weights``.
-            parts: the rows of source tensors that it is made of.
-            shape: the logical shape; not needed for one array in layout rows.
-            dtype: the elements' type; the arrays must have it.
-            stored_as: the format whose blocks ``data`` has, instead of elements of ``dtype``.
+            parts: the rows of source tensors of which it consists.
+            shape: the logical shape; not needed for one array in the layout rows.
+            dtype: the elements' type, which the arrays must have.
+            stored_as: the format whose blocks ``data`` has, instead of elements of ``dtype``; None for elements.
 
         Raises:
             ValueError: the name was added before, or data has another type or size than ``shape`` and ``dtype``.
@@ -389,17 +393,18 @@ class WeightsWriter:
 
     @property
     def blob_paths(self) -> frozenset[str]:
-        """The files of the blobs that are complete."""
+        """The paths of the complete blobs."""
         return frozenset(blob.file for blob in self._blobs)
 
     def mark(self) -> WeightsMark:
-        """Returns the place that ``rewind`` returns to."""
+        """Returns the current position, to which ``rewind`` can return."""
         at = None if self._file is None else self._file.mark()
         return WeightsMark(len(self._blobs), at, dict(self._tensors), dict(self._places))
 
     def rewind(self, mark: WeightsMark) -> None:
-        """Takes back the tensors that were added since ``mark``, which may be used once, and their bytes in the open
-        blob."""
+        """Removes the tensors that were added since ``mark``, and their bytes in the open blob. A mark may be used
+        once.
+        """
         if self._file is not None:
             at = mark.at if len(self._blobs) == mark.blobs else None
             self._file.rewind(at or Mark(0, hashlib.sha256()))
@@ -440,7 +445,7 @@ def blob_path(index: int) -> str:
 
 
 def _lock(folder: Path) -> int | None:
-    """Returns a descriptor that holds the lock on ``folder``; None if another process holds it or the folder is
+    """Returns a descriptor that holds the lock on ``folder``; None if another process holds it, or if the folder is
     gone.
     """
     try:

@@ -1,4 +1,4 @@
-"""Reports of built engines: for an export, and for `optimize build`."""
+"""Reports of engines that were built by an export or by `optimize build`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from enginewright.runtime.shared.progress import Progress
 class BuiltPlan:
     """An engine for steps of one phase, built by ``optimize build``.
 
-    ``scratch_bytes``: the GPU memory that it needs while it runs, reported by the library after loading.
+    ``plan`` is the serialized engine. ``scratch_bytes`` is the GPU memory that it needs while it runs, as the library
+    reports after loading.
     """
 
     phase: Literal["decode", "prefill"]
@@ -28,11 +29,11 @@ class EngineReport:
     Attributes:
         target: the target's name.
         file: the file's path in the bundle.
-        seconds: the duration of building it.
+        seconds: the duration of the build.
         peak_rss_bytes: the peak resident memory of the process that built it.
         file_bytes: the size of the file.
-        compute_capabilities: the compute capabilities that it was built for.
-        profiles: sizes of its steps, as text.
+        compute_capabilities: the compute capabilities for which it was built.
+        profiles: the sizes of its steps, as text.
         attentions: the number of attentions that the library fuses; others are computed op by op.
     """
 
@@ -51,12 +52,16 @@ class BuildReport:
     """The result of `optimize build`.
 
     Attributes:
+        path: the bundle's path.
+        target: the target's name.
         built: False if the target was ready and wasn't changed.
-        gpu: the GPU that the engines run on.
+        gpu: the GPU on which the engines run.
         library, version: the library that built them; only the same version can run them.
-        engines: bytes of each engine's file, by the file's name.
-        scratch: GPU memory in bytes that each engine needs while it runs, besides weights and caches, by file.
-        copies: files of engines whose scratch memory is large enough for a copy of a cache, which TensorRT may have
+        engines: the file's name -> the bytes of the engine.
+        seconds: the duration of the build.
+        scratch: the file's name -> the GPU memory in bytes that the engine needs while it runs, without weights and
+            caches.
+        copies: the files of engines whose scratch memory is large enough for a copy of a cache, which TensorRT may have
             added.
     """
 
@@ -72,13 +77,14 @@ class BuildReport:
     copies: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values for ``--json``."""
+        """Returns the report as values that JSON has, for ``--json``."""
         return asdict(self)
 
 
 class Build(Protocol):
-    """Finishes a target of a bundle that waits for this machine. A target that is built has the module
-    ``compile.build`` in its package, and in it this function, ``build``."""
+    """Builds a target of a bundle on this machine, where it will run. It is the function ``build`` in the module
+    ``compile.build`` of a target's package.
+    """
 
     def __call__(self, bundle: Bundle, target: str, *, again: bool, progress: Progress) -> BuildReport:
         """Builds the target's engines. Raises an EnginewrightError.
@@ -87,5 +93,5 @@ class Build(Protocol):
             bundle: a bundle, opened with the caller's trust.
             target: the target's name.
             again: True also rebuilds existing engines, for example for another GPU.
-            progress: a function called with the stages "hash" (in bytes) and "build" (engines).
+            progress: called with the stages "hash" (in bytes) and "build" (engines).
         """

@@ -1,4 +1,4 @@
-"""Changes a finished bundle: its files are hashed, a target gets further ones, its manifest is replaced."""
+"""Changes a finished bundle: verifies its hashes, adds files to a target, and replaces a target's manifest."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 
 def hash_files(bundle: Bundle, progress: Progress) -> int:
-    """Hashes every file that a bundle lists, telling the bytes done; returns how many bytes these are.
+    """Verifies the hash of every file that a bundle lists. Returns the number of bytes that were read.
 
-    Raises BundleError naming a file that was altered.
+    ``progress`` gets the bytes done. Raises BundleError naming a file that was altered.
     """
     total, done = sum(f.bytes for f in bundle.files.values()), 0
 
@@ -28,7 +28,7 @@ def hash_files(bundle: Bundle, progress: Progress) -> int:
 
 
 def add_file(folder: Path, stem: str, suffix: str, data: bytes) -> tuple[str, FileSection]:
-    """Writes ``data`` to a new file in a target's folder, and returns the file's name and its section of the manifest.
+    """Writes ``data`` to a new file in a target's folder. Returns the file's name and its section of the manifest.
 
     The name is STEM-HASHsuffix, so that files of the earlier manifest aren't overwritten.
     """
@@ -41,7 +41,7 @@ def add_file(folder: Path, stem: str, suffix: str, data: bytes) -> tuple[str, Fi
 
 
 def replace_manifest(root: Path, target: str, manifest: TargetManifest) -> None:
-    """Replaces the manifest of a target of the bundle ``root``, at once."""
+    """Replaces the manifest of a target in the bundle ``root``, in one atomic step."""
     path = root / target_manifest_path(target)
     text = manifest.to_json()
     TargetManifest.from_json(text, source=str(path))
@@ -53,7 +53,7 @@ def replace_manifest(root: Path, target: str, manifest: TargetManifest) -> None:
 
 
 def _written(unfinished: Path, shown: Path, data: bytes) -> FileSection:
-    """Writes a file under the name ``unfinished``, and hashes it; removes it if that fails."""
+    """Writes and hashes the file ``unfinished``, and removes it if that fails. ``shown`` is its path in errors."""
     unfinished.unlink(missing_ok=True)
     file = HashedFile(unfinished, shown)
     try:

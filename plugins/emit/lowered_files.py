@@ -1,4 +1,4 @@
-"""The files of a target that runs lowered programs: its program, and the weights that this reads."""
+"""Writes the files of a target that runs lowered programs: its program, and the weights that the program reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .weights import add_weight
 
 
 def with_own_names(lowering: Lowering, target: str) -> Lowering:
-    """Returns a lowering with weights named NAME.TARGET, since other targets may store them in other forms.
+    """Returns a lowering whose weights are named NAME.TARGET, since other targets may store them in other forms.
 
     Equal bytes are stored once, whatever their names.
     """
@@ -33,7 +33,7 @@ def with_own_names(lowering: Lowering, target: str) -> Lowering:
 
 
 def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progress: Progress) -> str:
-    """Writes weights/ and targets/TARGET/programs/decode.json, and returns the text of the latter.
+    """Writes the weights and targets/TARGET/programs/decode.json, and returns the text of the latter.
 
     At most one weight is in memory at a time, or one expert if experts are stored separately.
 
@@ -41,9 +41,10 @@ def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progres
         lowering: a lowering with memory planned.
         target: the target's name.
         writer: the bundle being written.
-        progress: a function called with the stage "emit", weight by weight.
+        progress: called with the stage "emit", weight by weight.
 
-    Raises BundleError or CapacityError if a file can't be written.
+    Raises:
+        BundleError, CapacityError: a file can't be written.
     """
     uses = lowering.program.weights
     progress(ProgressEvent("emit", 0, len(uses)))

@@ -1,6 +1,4 @@
-"""The compiler's description of a target: its emitter, and its limits. Each target has one in
-``compile/target.py``.
-"""
+"""The compiling half of a target: its emitter, and its limits. Each target has one in ``compile/target.py``."""
 
 from __future__ import annotations
 
@@ -19,19 +17,20 @@ from .base import EmitOptions, Emitter
 
 @dataclass(frozen=True)
 class Target:
-    """The compiler's description of a target.
+    """The compiling half of a target: its emitter, and what it supports.
 
     Attributes:
         emitter: lowers a program and writes the target's files.
-        tools: distributions that it is made with, besides those of every export; the manifest has their versions.
-        check: raises the emitter's errors before any work is done, for targets that can't be emitted everywhere.
+        tools: the distributions that the emitter uses, in addition to those of every export; the manifest has their
+            versions.
+        check: raises the emitter's errors before any work is done, for targets that can't be emitted on every machine.
         gpus: the GPUs that it builds for by default; () for a target that isn't built for GPUs.
         check_gpus: raises TargetError for GPUs that it can't be built for.
         narrow_caches: True if its KV cache may have fewer bits than its computation.
-        caches: returns the supported cache formats, if not all are.
-        cache_instructions: cache formats that need instructions of its GPUs.
+        caches: returns the cache formats that it supports; () if it supports all.
+        cache_instructions: the cache formats that need special instructions of its GPUs.
         floats: the default type of activations, if a recipe has none ([engines] dtype).
-        instructions: weight formats that need instructions of its GPUs.
+        instructions: the weight formats that need special instructions of its GPUs.
         every_format: True if it supports weight formats that not all targets support.
         states: True if it has kernels for the states of recurrent layers.
         whole_texts: True if it has kernels for attention without a cache, and for pooling.

@@ -1,4 +1,4 @@
-"""Weights as kernels of lowered programs read them: evaluated, packed and written a piece at a time."""
+"""Evaluates, packs and writes weights in the layouts of kernels of lowered programs, a piece at a time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from enginewright.runtime.shared.weight_formats import Storage
 from .bundle_writer import BundleWriter
 
 _CHUNK_BYTES = 32 << 20
-"""A weight is packed and written in pieces of about this size: no second copy of a large table is made."""
+"""The approximate size of the pieces in which a weight is packed and written, so that a large table isn't copied."""
 
 
 def add_weight(writer: BundleWriter, use: WeightUse, expr: WeightExpr, *, coded: bool = False) -> TensorEntry:
     """Evaluates a weight and writes it in its kernels' layout, a piece at a time.
 
-    ``coded``: True if only ``Bundle.weight`` reads it; then a format without kernels is stored as blocks instead of
+    ``coded``: True if only ``Bundle.weight`` reads it. Then a format without kernels is stored as blocks instead of
     floats.
 
     Raises:
@@ -44,14 +44,14 @@ def add_weight(writer: BundleWriter, use: WeightUse, expr: WeightExpr, *, coded:
 
 
 def stored_chunks(use: WeightUse, expr: WeightExpr) -> Iterator[Array]:
-    """Yields a weight's stored elements in order, a piece at a time. Raises UnsupportedModelError as
+    """Yields a weight's stored elements in order, a piece at a time. Raises the UnsupportedModelError of
     ``add_weight``.
     """
     return (chunk for p in pieces(expr) for chunk in _chunks(use, _stored_type(use, p.evaluate())))
 
 
 def source_rows(expr: WeightExpr) -> tuple[SourceRows, ...]:
-    """Returns the origins of a weight's rows, as the weights index has them."""
+    """Returns the origins of a weight's rows, in the form of the weights index."""
     return tuple(part_rows(part) for part in expr.parts(0))
 
 
@@ -61,7 +61,9 @@ def part_rows(part: Part) -> SourceRows:
 
 
 def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
-    """Returns the value converted to the program's type."""
+    """Returns a weight's values converted to the program's type. Raises UnsupportedModelError if one can't be
+    represented.
+    """
     narrow = value.to(TORCH_DTYPES[use.dtype])
     if use.dtype == "i32" and not torch.equal(narrow.to(value.dtype), value):
         raise UnsupportedModelError(
@@ -76,7 +78,7 @@ def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[Array]:
-    """Yields the stored elements in order, in pieces of whole panels or of some rows."""
+    """Yields the stored elements of ``value`` in order, in pieces of whole panels or of some rows."""
     if value.dim() < 2:
         yield numpy_of(value.contiguous())
     elif value.dim() > 2 and use.layout != "rows":

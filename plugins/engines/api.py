@@ -1,4 +1,4 @@
-"""Protocols of TensorRT and TensorRT-RTX, which have the same Python interface; neither is imported."""
+"""The Python interface that TensorRT and TensorRT-RTX have in common, as protocols. Neither library is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ContextApi(Protocol):
-    """The used methods of TensorRT's ``IExecutionContext``."""
+    """The methods of the library's ``IExecutionContext`` that we use."""
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool: ...
 
@@ -25,7 +25,7 @@ class ContextApi(Protocol):
 
 
 class Sizes(Protocol):
-    """``Dims``, or a list."""
+    """The sizes of a tensor: the library's ``Dims``, or a list."""
 
     def __len__(self) -> int: ...
 
@@ -33,7 +33,7 @@ class Sizes(Protocol):
 
 
 class EngineApi(Protocol):
-    """The used methods of TensorRT's ``ICudaEngine``."""
+    """The methods of the library's ``ICudaEngine`` that we use."""
 
     @property
     def num_io_tensors(self) -> int: ...

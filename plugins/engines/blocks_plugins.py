@@ -1,6 +1,6 @@
-"""Engines of TensorRT proper in the paged form: the whole model, with attention over blocks as a plugin.
+"""Runs engines of TensorRT in the paged form: the whole model, with attention over blocks as a plugin.
 
-Each engine has one profile. No GPU has run this yet; the tests run it with engines and a driver in memory.
+Each engine has one profile. This hasn't run on a GPU yet; tests run it with fake engines and a fake driver.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from .library import Context, Engine, check_tensors, describe_engines
 from .section import TensorRtSection
 
 MOST_CONTEXTS = 64
-"""Contexts of steps that aren't graphs: of each size one, which is never bound to another size. TensorRT 11.1 and 11.2
-lose memory at each change (github.com/NVIDIA/TensorRT/issues/4849)."""
+"""The most contexts of steps that aren't graphs. There is one for each size, which is never bound to another size:
+TensorRT 11.1 and 11.2 leak memory at each change (github.com/NVIDIA/TensorRT/issues/4849).
+"""
 
 
 def profile_of_each(section: TensorRtSection) -> tuple[PagedProfile, ...]:
-    """Returns the profile of each engine, found by its phase. Raises BundleError if an engine has none."""
+    """Returns the profile of each engine: the one with the engine's phase. Raises BundleError if an engine has none."""
     assert section.paged is not None
     by_phase = {profile.phase: profile for profile in section.paged.profiles}
     profiles = []
@@ -49,7 +50,7 @@ def profile_of_each(section: TensorRtSection) -> tuple[PagedProfile, ...]:
 
 
 def caps_of(profiles: Sequence[PagedProfile]) -> ExecutorCaps:
-    """Returns the limits for a scheduler: steps in which prompts have room."""
+    """Returns the scheduler's limits, which are those of steps with prompts."""
     tokens = max(profile.T[2] for profile in profiles if profile.phase == "prefill")
     return ExecutorCaps(max_tokens=tokens, max_requests=max(profile.B[2] for profile in profiles), shared_blocks=True)
 
@@ -65,8 +66,8 @@ class PagedEngines(PackedProgram):
 
     Args:
         engines: loaded engines.
-        profiles: the profile of each.
-        section: their inputs and outputs.
+        profiles: the profile of each engine.
+        section: the engines' inputs and outputs.
         memory: the memory of all steps, with its cache groups.
 
     Raises:
@@ -162,7 +163,7 @@ class PagedEngines(PackedProgram):
             engine.close()
 
     def _context(self, shape: StepShape) -> Context:
-        """Creates a context, bound to a step's sizes and addresses."""
+        """Creates a context that is bound to a step's sizes and addresses."""
         engine = self._engines[shape.profile]
         context, inputs = engine.context(0, self.memory.device, self._scratch), self.memory.inputs
         shapes = {name: array.shape for name, array in inputs.items() if name in engine.tensors} | self._pools

@@ -1,6 +1,6 @@
-"""Compares the needs of a TensorRT engine with a machine, before anything of TensorRT is called.
+"""Compares the requirements of a TensorRT engine with a machine, before the library is called.
 
-TensorRT itself says "plugin not found", or nothing, where a library, a driver or a GPU is not the right one.
+The library itself says "plugin not found", or nothing, if a library, a driver or a GPU is the wrong one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .plan import CAPABILITY_BITS
 
 @dataclass(frozen=True)
 class Flavour:
-    """A library that runs engines.
+    """One of the two libraries that run engines, TensorRT and TensorRT-RTX.
 
     Attributes:
-        name: the library's name, for people.
-        module: the name that Python imports.
+        name: the library's name in messages.
+        module: the name by which Python imports it.
         install: the command that installs it; ``{version}`` is replaced by a version.
         extra: the extra of enginewright that installs a suitable version.
-        capabilities: compute capabilities that it supports; empty if it has no list.
+        capabilities: the compute capabilities that it supports; empty if it has no list.
     """
 
     name: str
@@ -89,10 +89,10 @@ def build_problem(flavour: Flavour, found: str | None, oldest: str) -> Problem |
 
 
 def holds_copies(scratch_bytes: int, groups: Sequence[CacheGroup], profile: PagedProfile) -> bool:
-    """Returns True if an engine's scratch memory is large enough for a copy of a cache.
+    """Returns True if an engine's scratch memory is large enough to contain a copy of a cache.
 
     TensorRT may insert copies of aliased tensors. A cache with the profile's maximum of blocks (4 million by default)
-    is far larger than all activations, so the engine's ``device_memory_size_v2`` shows such a copy.
+    is far larger than all activations, so ``scratch_bytes``, the engine's ``device_memory_size_v2``, shows such a copy.
     """
     smallest = min(
         profile.P[2] * group.block_size * math.prod(plane.shape) * BYTES_PER_ELEMENT[group.dtype]
@@ -103,7 +103,7 @@ def holds_copies(scratch_bytes: int, groups: Sequence[CacheGroup], profile: Page
 
 
 def _release(version: str) -> tuple[str, ...]:
-    """Returns the release of a version, (1, 7, 1) for "1.7.1.116": builds of one release can run each other's
-    engines.
+    """Returns the release of a version as a tuple, ("1", "7", "1") for "1.7.1.116". Builds of one release can run each
+    other's engines.
     """
     return tuple(version.partition("+")[0].split(".")[:3])

@@ -1,4 +1,4 @@
-"""Checks whether a machine can run targets of TensorRT's engines."""
+"""Checks if a machine can run targets with TensorRT engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .section import TensorRtSection
 
 
 def engine_of(name: str) -> Engine:
-    """Returns the engine of a flavour for ``optimize doctor --run``."""
+    """Returns the library ``name`` ("rtx" or "tensorrt") as an engine for ``optimize doctor --run``."""
     return Engine(FLAVOURS[name].name, (FLAVOURS[name].module,))
 
 

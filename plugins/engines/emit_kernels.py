@@ -1,4 +1,4 @@
-"""The kernels of attention and sampling that a program needs on NVIDIA GPUs, compiled into a bundle without one."""
+"""Compiles the kernels of attention and sampling that a program needs on NVIDIA GPUs into a bundle. It needs no GPU."""
 
 from __future__ import annotations
 
@@ -32,9 +32,13 @@ ew = torch.ops.ew
 
 @dataclass(frozen=True)
 class LayerKernels:
-    """``layers``, whose attention has one shape, on GPUs of one ``capability``: the stems of their kernels' files.
+    """The kernels for layers whose attention has the same shape, on GPUs of one compute capability.
 
-    As ``plugins.gpu.choose_tiles.LayerKernels`` has the kernels themselves.
+    Attributes:
+        layers: the layers.
+        shape: the shape of their attention.
+        capability: the compute capability; 89 for 8.9.
+        write, prefill, decode, combine: the stems of the kernels' files.
     """
 
     layers: tuple[int, ...]
@@ -84,7 +88,10 @@ def attention_shapes(program: Program, dtype: FloatType) -> dict[AttentionShape,
 
 
 def _layer_of(node: Node, cache: Node, inputs: dict[Node, str]) -> int:
-    """Returns the layer of an attention: the number in the name of its cache's input, ``k_cache:LAYER``."""
+    """Returns the layer of an attention: the number in the name of its cache's input, ``k_cache:LAYER``.
+
+    Raises UnsupportedModelError if the cache isn't the result of a write to such an input.
+    """
     write = cache.args[0] if cache.args else None
     written = bound_arguments(write).get("k_cache") if isinstance(write, Node) else None
     name = inputs.get(written, "") if isinstance(written, Node) else ""
@@ -113,9 +120,13 @@ def emit_attention_kernels(
         program, dtype: see ``attention_shapes``.
         capabilities: the compute capabilities of the GPUs; 89 for 8.9.
         folder: a folder in the bundle, such as "targets/tensorrt/kernels".
-        progress: a function called with the stage "kernels", for each shape and GPU.
-        for_plugins: True if TensorRT launches them as plugins; they then use less shared memory, unless
-            ``large_tiles``.
+        writer: the writer of the bundle.
+        progress: called with the stage "kernels", for each shape and GPU.
+        for_plugins: True if TensorRT launches the kernels as plugins. Then they use less shared memory.
+        large_tiles: True for the usual shared memory also in plugins.
+
+    Returns:
+        the kernels of each shape and GPU.
 
     Raises:
         TargetError: a GPU is unknown (raised before compiling), or a shape doesn't fit a GPU.
@@ -153,13 +164,14 @@ def emit_attention_kernels(
 def emit_sampling_kernels(
     program: Program, capabilities: Sequence[str], folder: str, writer: BundleWriter, progress: Progress
 ) -> None:
-    """Compiles the kernels that draw tokens from float32 logits, once for GPUs of one major number.
+    """Compiles the kernels that draw tokens from float32 logits, once for each major compute capability.
 
     Args:
-        capabilities: the compute capabilities of the GPUs, such as "8.9"; those without compiled kernels are left out.
+        capabilities: the compute capabilities of the GPUs, such as "8.9"; those without kernels are left out.
         program, folder, writer, progress: see ``emit_attention_kernels``.
 
-    Raises MissingDependencyError without Triton.
+    Raises:
+        MissingDependencyError: Triton is missing.
     """
     vocab = int(program.value(program.logits).shape[-1])
     logits = DeviceArray(0, np.dtype(np.float32), (4, vocab))  # how many rows there are is nothing to a kernel

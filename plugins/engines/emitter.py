@@ -1,4 +1,4 @@
-"""The part of the emitters of TensorRT's engines that is the same for both libraries."""
+"""The common base of the emitters of TensorRT engines."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ class EnginesEmitter:
     name: str
 
     def passes(self) -> list[Pass]:
-        """Returns the target's own passes. TensorRT fuses by itself; it gathers floats alone, and needs no offsets of
-        int4."""
+        """Returns the target's own passes: rounding of caches, tables of floats (TensorRT can't gather integers), and
+        int4 without offsets.
+
+        TensorRT fuses ops itself.
+        """
         return [RoundKvCache(SCALED_CACHES), DequantizeTables(), RequantizeOffsets()]
 
     def check_packages(self, packages: tuple[str, ...], purpose: str, hint: str) -> None:
         """Raises MissingDependencyError for the first package that isn't installed.
 
         Args:
-            packages: import names of the packages.
+            packages: the import names of the packages.
             purpose: the work that needs them, for the message.
-            hint: the error's hint, in which {} is replaced by the package.
+            hint: the error's hint, in which {} is replaced by the package's name.
         """
         for package in packages:
             if importlib.util.find_spec(package) is None:

@@ -1,4 +1,4 @@
-"""The GPUs that targets are for: those that the tensorrt plugins have kernels for, and that TensorRT-RTX builds for."""
+"""The GPUs for which we have kernels, and those for which TensorRT-RTX builds engines, as compute capabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..gpu.tiles import GPUS
 from .plan import CAPABILITY_BITS
 
 KERNELS_FOR = tuple(f"{capability // 10}.{capability % 10}" for capability in GPUS)
-"""Compute capabilities, in rising order; all of them by default."""
+"""The compute capabilities with kernels, ascending."""
 
 
 def check_kernels(capabilities: Sequence[str]) -> None:
@@ -23,14 +23,18 @@ def check_kernels(capabilities: Sequence[str]) -> None:
 
 
 CUDA_DEFAULT = ("8.0", "9.0", "10.0", "12.0")
-"""The compute capabilities of the cuda target's kernels by default: code for 8.0 runs on 8.6 and 8.9 too."""
+"""The compute capabilities for which the cuda target's kernels are compiled by default. Code for 8.0 runs on 8.6 and
+8.9 too.
+"""
 
 DEFAULT = ("8.0", "8.6", "8.9", "12.0")
-"""The compute capabilities of engines by default: Ampere, Ada and Blackwell. More of them make no larger engine."""
+"""The compute capabilities for which engines are built by default: Ampere, Ada and Blackwell. More of them don't make
+an engine larger.
+"""
 
 
 def check_suited(capabilities: Sequence[str]) -> None:
-    """Raises TargetError naming those that TensorRT-RTX builds nothing for."""
+    """Raises TargetError naming the compute capabilities for which TensorRT-RTX builds no engines."""
     unsuited = [c for c in capabilities if c not in CAPABILITY_BITS]
     if unsuited:
         raise TargetError(

@@ -1,7 +1,7 @@
-"""TensorRT and TensorRT-RTX: checks of their requirements, engines, and contexts that run them.
+"""Loads TensorRT and TensorRT-RTX: checks of their requirements, engines, and contexts that run them.
 
-Only this module loads the libraries, when a target is opened. Both have the same Python interface (see
-``tensorrt_api``). Errors that the library logs become part of our errors.
+Only this module loads the libraries, when a target is opened. Both have the same Python interface (``api.py``). Errors
+that the library logs become part of our errors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _NUMPY: Mapping[str, np.dtype[Any]] = {
     "FP4": np.dtype(ml_dtypes.float4_e2m1fn),
     "E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
-"""The types by the library's names. One of fewer than 8 bits is a weight's, and goes to the GPU as it is stored."""
+"""The library's names of types -> the types of our arrays. Weights of less than 8 bits are copied to the GPU as they
+are stored.
+"""
 
 _MOST_SAID = 400  # characters of what the library logged, in an error
 _OF_PLUGINS = re.compile(r"plugin|creator", re.IGNORECASE)
@@ -44,7 +46,7 @@ _OF_PLUGINS = re.compile(r"plugin|creator", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of an engine; a size of -1 is free."""
+    """An input or output of an engine. A size of -1 isn't fixed."""
 
     name: str
     is_input: bool
@@ -53,12 +55,12 @@ class Tensor:
 
 
 class Library:
-    """A loaded library, and the GPU that it will use.
+    """A loaded library, and the GPU that it uses.
 
     Attributes:
         flavour: the description of the library.
         version: the library's version.
-        gpu: a GPU that the engines were built for.
+        gpu: a GPU for which the engines were built.
     """
 
     def __init__(self, flavour: Flavour, module: ModuleType, cuda: Cuda, gpu: InstalledGpu) -> None:
@@ -75,15 +77,15 @@ class Library:
         return self._cuda.open(self.gpu)
 
     def load_engine(self, path: Path, sha256: str = "") -> Engine:
-        """Deserializes a plan on the GPU of the calling thread's device.
+        """Deserializes a plan on the GPU of the calling thread.
 
         Args:
             path: the plan's file.
             sha256: its expected hash; "" if the manifest has none.
 
         Raises:
-            TargetError: it has unknown plugins; names them.
-            BundleError: the library refuses it; the text has the reason.
+            TargetError: the plan needs unknown plugins, which are named.
+            BundleError: the library rejects the plan, for the reason in the message.
         """
         try:
             with open_regular(path) as file:
@@ -106,18 +108,18 @@ class Library:
         return Engine(self, api, path, sha256)
 
     def said(self) -> str:
-        """Returns the errors logged since the last call, as ": ..."; "" if there are none."""
+        """Returns the errors that the library logged since the last call, as ": ..."; "" if there are none."""
         errors: list[str] = self._log.errors
         text = " ".join(" ".join(errors).split())
         errors.clear()
         return f": {text[:_MOST_SAID]}" if text else ""
 
     def context_config(self, engine: EngineApi, *, captured: bool = False) -> Any:
-        """Returns the configuration of an engine's contexts, whose memory we allocate.
+        """Returns a configuration for an engine's contexts, whose scratch memory we allocate.
 
-        By default TensorRT-RTX captures CUDA graphs itself: it first runs a general kernel while it compiles one for
-        the shape, so only it knows when to capture. With ``captured``, when we capture its work in a graph, it doesn't
-        capture, and compiles before the run.
+        By default TensorRT-RTX captures CUDA graphs itself. It first runs a general kernel, while it compiles one for
+        the shape, so only the library knows when to capture. With ``captured``, for work that we capture in a graph, it
+        doesn't capture, and compiles before the run.
         """
         config = engine.create_runtime_config()
         strategy = self._module.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -131,7 +133,10 @@ class Library:
         return config
 
     def runtime_cache(self, engine: EngineApi, sha256: str) -> RuntimeCache | None:
-        """Returns the file cache of an engine's compiled kernels; None if the library compiles none at run time."""
+        """Returns the file cache of an engine's compiled kernels; None if the library compiles none at run time.
+
+        ``sha256`` is the hash of the engine's plan.
+        """
         config = engine.create_runtime_config()
         if not hasattr(config, "create_runtime_cache"):
             return None
@@ -141,12 +146,12 @@ class Library:
 
     @property
     def captures_itself(self) -> bool:
-        """True if the library makes CUDA graphs of runs."""
+        """True if the library makes CUDA graphs itself."""
         return hasattr(self._module, "CudaGraphStrategy")
 
     @property
     def tells_capturable(self) -> bool:
-        """True if the library's contexts report if they can be captured."""
+        """True if the library's contexts report if a run can be captured."""
         return hasattr(self._module.IExecutionContext, "is_stream_capturable")
 
     def is_input(self, mode: Any) -> bool:
@@ -159,10 +164,10 @@ class Engine:
 
     Attributes:
         path: the path of its plan.
-        tensors: inputs and outputs by name.
+        tensors: the inputs and outputs by name.
         profiles: the number of optimization profiles.
-        scratch_bytes: bytes of GPU memory that a context needs while it runs, in any profile.
-        contexts: the number of contexts made.
+        scratch_bytes: the bytes of GPU memory that a context needs while it runs, in any profile.
+        contexts: the number of contexts that were created.
         shape_changes: the number of times that a context was bound to other sizes than before.
     """
 
@@ -186,15 +191,17 @@ class Engine:
         self._cache = library.runtime_cache(api, sha256)
 
     def context(self, profile: int, device: Device, scratch: int, *, captured: bool = False) -> Context:
-        """Returns a context for one optimization profile.
+        """Creates a context for one optimization profile.
 
         Args:
             profile: the profile's index.
             device: the GPU.
-            scratch: address of scratch memory, which other contexts may use between runs.
+            scratch: the address of scratch memory, which other contexts may use between runs.
             captured: True if its work is captured in a graph of ours.
 
-        Raises CapacityError or EnginewrightError.
+        Raises:
+            CapacityError: there is too little memory.
+            EnginewrightError: the library can't create the context.
         """
         config = self._library.context_config(self._api, captured=captured)
         if self._cache is not None:
@@ -213,18 +220,18 @@ class Engine:
 
     @property
     def runtime_cache(self) -> str:
-        """A note for people on whether compiled kernels were found; "" if the library keeps none."""
+        """A note if compiled kernels were found in a file; "" if the library stores none."""
         return "" if self._cache is None else self._cache.state
 
     def close(self) -> None:
-        """Destroys the engine, whose contexts must be closed. Stores the kernels that the library compiled."""
+        """Destroys the engine, whose contexts must be closed before. Stores the kernels that the library compiled."""
         if self._cache is not None:
             self._cache.save()
             self._cache = None
         del self._api
 
     def refuse(self, what: str) -> EnginewrightError:
-        """Returns the error for something that the library refused; ``what`` describes it."""
+        """Returns the error for a call that the library rejected; ``what`` describes the call."""
         return EnginewrightError(
             f"{self.path}: {self._library.flavour.name} {self._library.version} refuses {what}{self._library.said()}",
             hint="Run `optimize verify` on the bundle, and report this with `optimize doctor --json`.",
@@ -232,7 +239,7 @@ class Engine:
 
 
 class Context:
-    """An execution context: sizes and addresses are set, and then it runs, as often as wanted."""
+    """An execution context: after sizes and addresses are set, it can run any number of times."""
 
     def __init__(self, engine: Engine, api: ContextApi, device: Device) -> None:
         self._engine = engine
@@ -242,7 +249,7 @@ class Context:
 
     @property
     def capturable(self) -> bool:
-        """True if the library allows capturing a run in a CUDA graph. TensorRT-RTX doesn't while it still compiles."""
+        """True if a run can be captured in a CUDA graph. TensorRT-RTX can't be captured while it compiles kernels."""
         check = getattr(self._api, "is_stream_capturable", None)
         return check is None or bool(check(self._device.stream))
 
@@ -270,17 +277,17 @@ class Context:
             self.check(self._api.set_tensor_address(name, address), f"the address of {name}")
 
     def __call__(self) -> None:
-        """Puts a run on the device's stream."""
+        """Enqueues a run on the device's stream."""
         self.check(self._api.execute_async_v3(self._device.stream), "a step")
 
     def check(self, accepted: bool, what: str) -> None:
-        """Raises EnginewrightError naming the call ``what`` if the library didn't accept it."""
+        """Raises EnginewrightError naming the call ``what`` if the library didn't accept it (``accepted`` is False)."""
         if not accepted:
             raise self._engine.refuse(what)
 
 
 def describe_engines(engines: Collection[Engine]) -> dict[str, str | int]:
-    """Returns facts about engines together, for ``LLM.info``: name of the fact -> value."""
+    """Returns facts about all these engines together for ``LLM.info``, by name."""
     caches = ", ".join(dict.fromkeys(engine.runtime_cache for engine in engines))
     notes: dict[str, str | int] = {
         "contexts": sum(engine.contexts for engine in engines),
@@ -291,16 +298,16 @@ def describe_engines(engines: Collection[Engine]) -> dict[str, str | int]:
 
 
 def open_library(section: TensorRtSection, where: str) -> Library:
-    """Returns the library of a target's engines, after checking the library, the driver and the GPU.
+    """Returns the library that runs a target's engines, after checking the library, the driver and the GPU.
 
     Args:
         section: the engines' section of the target's manifest.
         where: the target, for errors.
 
     Raises:
-        MissingDependencyError: the library isn't installed, or doesn't load.
-        TargetError: it is another version, or there is no driver, no GPU, or no GPU that the engines were built for;
-            the text has the found and the needed ones.
+        MissingDependencyError: the library isn't installed, or can't be loaded.
+        TargetError: the library has another version, or there is no driver, no GPU, or no GPU for which the engines
+            were built. The message has the found and the needed ones.
     """
     flavour = FLAVOURS[section.flavour]
     if util.find_spec(flavour.module) is None:
@@ -322,9 +329,12 @@ def open_library(section: TensorRtSection, where: str) -> Library:
 
 
 def check_tensors(engine: Engine, inputs: Sequence[str], outputs: Sequence[str], optional: Sequence[str] = ()) -> None:
-    """Raises BundleError unless an engine has exactly the given inputs and outputs; names the missing and surplus ones.
+    """Raises BundleError unless an engine has exactly these inputs and outputs. The message names missing and surplus
+    ones.
 
     Args:
+        engine: the engine.
+        inputs, outputs: the names.
         optional: inputs that the engine may lack.
     """
     names = {True: set[str](), False: set[str]()}
@@ -349,9 +359,10 @@ def _raise(problem: Any, where: str) -> None:
 
 @cache
 def _logger(module: ModuleType) -> Any:
-    """Returns an ``ILogger`` that stores errors; one for the process, as the library uses only its first logger.
+    """Returns an ``ILogger`` that stores errors. There is one for the process, as the library uses only its first
+    logger.
 
-    The class is defined here because its base class exists only after the library is loaded.
+    Its class is defined in this function because its base class exists only after the library is loaded.
     """
     errors: list[str] = []
 

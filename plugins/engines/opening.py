@@ -1,4 +1,4 @@
-"""Opens targets of TensorRT's engines, whichever form their engines have."""
+"""Opens targets with TensorRT engines for serving, in each form of engines."""
 
 from __future__ import annotations
 

@@ -52,14 +52,15 @@ class PlanHeader:
 
     @classmethod
     def parse(cls, data: builtins.bytes, source: str) -> PlanHeader:
-        """Parses a plan's first bytes.
+        """Parses the first bytes of a plan.
 
         Args:
-            data: ``HEADER_BYTES`` or more.
+            data: the first ``HEADER_BYTES`` bytes, or more.
             source: the file, for errors.
 
         Raises:
-            BundleError: it isn't a plan, is truncated, or is for a GPU that this version doesn't know; names the field.
+            BundleError: the file isn't a plan, is truncated, or is for a GPU that this version doesn't know; names the
+                field.
         """
         if len(data) < HEADER_BYTES:
             raise BundleError(

@@ -1,8 +1,8 @@
-"""Stores TensorRT-RTX's runtime cache in a file for the next start.
+"""Stores the kernels that TensorRT-RTX compiles at run time in a file, for the next start.
 
-TensorRT-RTX compiles an engine's kernels at run time, which takes seconds at each start, and again for other sizes. A
-file stores them: one for each engine, GPU and version of the library (see ``runtime/executors/kept_files.py``). The
-library itself rejects a cache that doesn't fit the machine.
+Compiling an engine's kernels takes seconds at each start, and again for other sizes. There is one file for each engine,
+GPU and version of the library (``runtime/executors/kept_files.py``). The library itself rejects a cache that doesn't
+fit the machine.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ FOLDER = "tensorrt-rtx"
 
 
 class RuntimeCache:
-    """The runtime cache of one engine.
+    """The compiled kernels of one engine.
 
     Args:
         path: the path of the file; None stores nothing.
         config: a runtime config of the engine, which creates the library's cache object.
 
     Attributes:
-        state: a note for people: if the file was found, and why it isn't written.
+        state: a note if the file was found, or why it isn't written.
     """
 
     def __init__(self, path: Path | None, config: Any) -> None:
@@ -41,11 +41,13 @@ class RuntimeCache:
         self.state = "found" if self._loaded else refused if data else "made" if path is not None else "not kept"
 
     def use(self, config: Any) -> None:
-        """Has a context that is made with ``config`` use the cache."""
+        """Makes contexts that are created with ``config`` use the cache."""
         config.set_runtime_cache(self._api)
 
     def save(self) -> None:
-        """Writes the file if there are kernels that it doesn't have. Without space for it the next start compiles."""
+        """Writes the file if there are kernels that it doesn't contain. If there is no space for it, the next start
+        compiles again.
+        """
         data = bytes(self._api.serialize())
         if self._path is None or data == self._loaded:
             return

@@ -1,7 +1,7 @@
-"""targets/NAME/segments.json: a model as small engines with our own attention between them. Versioned JSON.
+"""The file targets/NAME/segments.json: a model as small engines, with our own attention between them.
 
 A *segment* is the part of the model between two attentions. Equal segments share one engine, whose weights are inputs;
-the steps list the weights. Sizes of tensors are numbers or
+the steps name the weights. Sizes of tensors are numbers or
 
     T  tokens of the step, packed as in ``contracts.StepInput``
     R  rows whose logits are needed
@@ -35,17 +35,18 @@ from .section import Capability, Range, TensorRtSection, check_ranges
 
 FORMAT_VERSION = 1
 SEGMENTS_FILE = "segments.json"
-"""The name in a target's folder."""
+"""The file's name in a target's folder."""
 
 LOGITS = "logits"
-"""The buffer [R, V] of 32-bit floats that a step leaves its result in."""
+"""The name of the buffer [R, V] of 32-bit floats that holds the result of a step."""
 
 STEP_INPUTS = ("ids", "positions", "rows")
 """The arrays of a ``contracts.StepInput`` that segments read: i32 [T], [T] and [R]."""
 
 TensorDtype = Literal["f32", "f16", "bf16", "fp8", "i64", "i32", "i8", "i4", "u8", "bool"]
-"""fp8 is e4m3; of i4 two values are in a byte, the first in its low half, and of such weights that an engine takes for
-bytes they are u8 [.., K/2]."""
+"""The types of tensors. fp8 is e4m3. A byte of i4 has two values, the first in its low half; engines that take such
+weights as bytes have u8 [.., K/2].
+"""
 
 Size = int | Literal["T", "R"]
 
@@ -61,14 +62,14 @@ class SegmentTensor(Record, frozen=True, kw_only=True):
 
 
 class Segment(Record, frozen=True, kw_only=True):
-    """An engine, which computes a part of the program.
+    """An engine that computes a part of the program.
 
     Attributes:
         name: the name by which steps refer to the engine.
         file: the engine's file, in the target's folder.
-        inputs: the engine's name of each input of activations -> its type and shape.
-        weights: the engine's name of each input of weights -> its type and shape, which is fixed.
-        outputs: the engine's name of each output -> its type and shape.
+        inputs: name of an input for activations in the engine -> its type and shape.
+        weights: name of an input for weights in the engine -> its type and shape, which is fixed.
+        outputs: name of an output in the engine -> its type and shape.
     """
 
     name: str
@@ -79,10 +80,13 @@ class Segment(Record, frozen=True, kw_only=True):
 
 
 class SegmentStep(Record, frozen=True, kw_only=True, tag_field="op", tag="segment"):
-    """Runs a segment.
+    """A run of a segment's engine.
 
-    ``inputs`` has a buffer or step input for each of the segment's inputs, ``weights`` a tensor of the bundle for each
-    weight, and ``outputs`` a buffer for each output, never one that it reads.
+    Attributes:
+        segment: the segment's name.
+        inputs: the engine's name of each input -> a buffer or step input.
+        weights: the engine's name of each weight -> a tensor of the bundle.
+        outputs: the engine's name of each output -> a buffer that isn't among the inputs.
     """
 
     segment: str
@@ -92,15 +96,15 @@ class SegmentStep(Record, frozen=True, kw_only=True, tag_field="op", tag="segmen
 
 
 class AttentionStep(Record, frozen=True, kw_only=True, tag_field="op", tag="attention"):
-    """Writes ``k`` and ``v`` into a layer's cache, then attends with ``q`` over it: ``ew.kv_write`` and
+    """Writes ``k`` and ``v`` into a layer's cache and computes attention of ``q`` over it: ``ew.kv_write`` and
     ``ew.paged_attention``.
 
     Attributes:
-        layer, group: the layer and the group of the cache.
+        layer, group: the layer and its cache group.
         q, k, v: buffers [T, Nq, D], [T, Nkv, D] and [T, Nkv, Dv].
         out: a buffer [T, Nq, Dv].
         scale, window, softcap: see ``ew.paged_attention``.
-        sinks, slopes: f32 [Nq] of the bundle's weights, where the model has some.
+        sinks, slopes: the names of weights f32 [Nq] of the bundle; None if the model has none.
     """
 
     layer: Count
@@ -120,7 +124,9 @@ Step = SegmentStep | AttentionStep
 
 
 class SegmentProfile(Record, frozen=True, kw_only=True):
-    """An optimization profile that every engine has, in this order: sizes that a step may have."""
+    """An optimization profile: the ranges of tokens T and rows R of a step. Every engine has the same profiles, in this
+    order.
+    """
 
     T: Range
     R: Range
@@ -129,15 +135,15 @@ class SegmentProfile(Record, frozen=True, kw_only=True):
         check_ranges(T=self.T, R=self.R)
 
     def holds(self, tokens: int, rows: int) -> bool:
-        """Returns True if a step of these sizes runs in it."""
+        """Returns True if a step of these sizes is within the profile."""
         return self.T[0] <= tokens <= self.T[2] and self.R[0] <= rows <= self.R[2]
 
 
 class AttentionKernels(Record, frozen=True, kw_only=True):
-    """The kernels of ``layers`` on GPUs of one capability: stems of files in the target's ``kernels``.
+    """The kernels of ``layers`` on GPUs of one compute capability, as stems of files in the target's folder
+    ``kernels``.
 
-    ``prefill`` and ``decode`` have variants with different tiles, the usual one first; ``combine`` runs after
-    ``decode``.
+    ``prefill`` and ``decode`` have variants with different tiles, the default first. ``combine`` runs after ``decode``.
     """
 
     layers: Annotated[tuple[int, ...], Meta(min_length=1)]
@@ -154,17 +160,17 @@ class AttentionKernels(Record, frozen=True, kw_only=True):
 
 
 class SegmentSchedule(Record, frozen=True, kw_only=True):
-    """A whole step.
+    """The engines, attentions and buffers of a whole step.
 
     Attributes:
-        dtype: the type of activations and weights, and of caches that aren't of 8 bits.
-        cache_groups: cache groups in the program's order.
+        dtype: the type of activations and weights, and of caches that don't have 8 bits.
+        cache_groups: the cache groups in the program's order.
         profiles: the profiles of every engine.
         segments: the engines, in the order in which steps first run them.
-        buffers: buffers by name; values that steps use one after the other share one.
+        buffers: the buffers by name; values that are used one after the other share one.
         steps: the steps in order.
-        kernels: kernels for each shape of attention and GPU.
-        summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
+        kernels: the kernels for each shape of attention and GPU.
+        summed_products: the number of products summed on the way to a logit, which bounds the rounding error.
     """
 
     format_version: int = FORMAT_VERSION
@@ -208,7 +214,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
 
     @property
     def weight_names(self) -> tuple[str, ...]:
-        """Every tensor of the bundle's weights that a step reads, once."""
+        """The names of the bundle's weights that steps read, each once."""
         names: dict[str, None] = {}
         for step in self.steps:
             if isinstance(step, AttentionStep):
@@ -248,9 +254,10 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
         self._check_tensor(f"{at}.out", step.out, out, None)
 
     def _check_tensor(self, at: str, name: str, wanted: SegmentTensor, written: set[str] | None) -> None:
-        """Raises ValueError, beginning with ``at``, if the tensor ``name`` isn't ``wanted``.
+        """Raises ValueError, whose message begins with ``at``, if the buffer or step input ``name`` isn't of the type
+        and shape ``wanted``.
 
-        ``written``: the buffers that may be read; None for a tensor that is written.
+        ``written``: the buffers that earlier steps wrote, for a tensor that is read; None for one that is written.
         """
         if written is not None and name in STEP_INPUTS:
             actual = SegmentTensor(dtype="i32", shape=("R",) if name == "rows" else ("T",))
@@ -266,7 +273,9 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
     # ---- the bundle around it
 
     def check_weights(self, index: WeightsIndex, source: str) -> None:
-        """Raises BundleError naming ``source``, the step and the weight that isn't there as it is needed."""
+        """Raises BundleError naming ``source``, the step and the weight if a weight is missing, or has another type or
+        shape.
+        """
         segments = {segment.name: segment for segment in self.segments}
         for i, step in enumerate(self.steps):
             needed: Iterable[tuple[str, SegmentTensor]]
@@ -280,7 +289,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
                 _check_weight(index, name, tensor, f"{source}: steps.{i}")
 
     def check_engines(self, section: TensorRtSection, source: str) -> None:
-        """Raises BundleError naming ``source`` if the target's manifest differs in the engines."""
+        """Raises BundleError naming ``source`` if the engines in the target's manifest differ from the schedule's."""
         in_schedule = {
             "engines": sorted(segment.file for segment in self.segments),
             "dtype": self.dtype,
@@ -309,22 +318,22 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
                 )
 
     def to_json(self) -> str:
-        """Returns the schedule as JSON; equal schedules have equal bytes."""
+        """Returns the schedule as JSON. Equal schedules give equal bytes."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> SegmentSchedule:
-        """Parses a schedule. Raises BundleError naming ``source`` if it is invalid or of another version."""
+        """Parses a schedule. Raises BundleError naming ``source`` if it is invalid or has another format version."""
         return read(cls, parse_versioned(text, FORMAT_VERSION, source), source)
 
 
 def segments_path(target: str) -> str:
-    """Returns the path of a target's schedule in the bundle."""
+    """Returns the path of a target's schedule inside the bundle."""
     return f"{target_folder(target)}/{SEGMENTS_FILE}"
 
 
 def kernel_file(stem: str, kind: Literal["json", "cubin", "ptx"]) -> str:
-    """Returns a kernel's file in the target's folder."""
+    """Returns the path of a kernel's file inside the target's folder."""
     return f"kernels/{stem}.{kind}"
 
 
@@ -351,7 +360,7 @@ def _check_weight(index: WeightsIndex, name: str, wanted: SegmentTensor, source:
 
 
 def check_opened(bundle: Bundle, target: str) -> SegmentSchedule | None:
-    """Checks a target's engines, and returns the schedule of its segments if it has that form.
+    """Checks a target's engines. Returns the schedule of its segments; None if it has another form.
 
     Raises BundleError if an engine's header, or a file of the schedule, differs from the manifest.
     """
@@ -393,6 +402,8 @@ def _check_plans(bundle: Bundle, target: str, section: TensorRtSection) -> None:
 
 
 def schedule_of(bundle: Bundle, target: str) -> SegmentSchedule | None:
-    """Returns the schedule of a target's segments, read when the bundle was opened; None if it has another form."""
+    """Returns the schedule that was read when the bundle was opened; None if the target doesn't have the segments
+    form.
+    """
     schedule = bundle.opened.get(target)
     return schedule if isinstance(schedule, SegmentSchedule) else None

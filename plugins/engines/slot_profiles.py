@@ -1,6 +1,6 @@
-"""Chooses the optimization profile of a run over slots; splits the run if no profile is large enough, and pads it.
+"""Chooses the optimization profile of a run over slots, and pads the run to it. A run that is too large is split.
 
-An engine has optimization profiles, each a range of sizes. A run uses the smallest that holds it.
+An engine has optimization profiles, each with a range of sizes. A run uses the smallest that holds it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class Choice:
 
 
 def choose(choices: Sequence[Choice], batch: int, length: int) -> Choice | None:
-    """Returns the smallest profile that holds [B, S] tokens; if S is 1, one for decode steps first. None if
-    none does.
+    """Returns the smallest profile that holds [B, S] = [batch, length] tokens; None if none does.
+
+    If S is 1, profiles for decode steps are preferred.
     """
     fitting = [c for c in choices if c.sizes.holds(batch, length, c.sizes.R[0])]
     return min(fitting, key=lambda c: _preference(c, length), default=None)
@@ -40,9 +41,9 @@ def _preference(choice: Choice, length: int) -> tuple[bool, int]:
 
 
 def cut(run: SlotRun, choices: Sequence[Choice]) -> Iterator[tuple[Choice, SlotRun]]:
-    """Yields parts of a run, each with a profile that holds it: the whole run, or its rows and chunks in order.
+    """Yields the parts of a run, each with a profile that holds it: the whole run, or rows and chunks of it in order.
 
-    A part's ``order`` has the indices of its tokens among the run's wanted tokens.
+    A part's ``order`` has the indices of its rows of logits among those of the whole run.
     """
     batch, length = run.ids.shape
     if (choice := choose(choices, batch, length)) is not None:
@@ -76,9 +77,16 @@ def _part(run: SlotRun, rows: slice, columns: slice) -> SlotRun:
 
 
 def widen(run: SlotRun, slots: int, most: int, capacity: int) -> SlotRun:
-    """Returns a decode run widened to a range of slots whose size is a power of two, if slots and profile allow that.
+    """Pads a decode run to a range of slots whose size is a power of two, so that a few graphs serve all batches.
 
-    So a few graphs serve all batches. Added rows write only to the last position of their slots.
+    Added rows write only to the last position of their slots. A run that then exceeds ``most`` rows is returned
+    unchanged.
+
+    Args:
+        run: the run.
+        slots: the number of slots.
+        most: the most rows of the profile.
+        capacity: the number of positions in a slot.
     """
     first, batch = run.first, len(run.ids)
     size = 1 << (batch - 1).bit_length()
@@ -96,9 +104,10 @@ def widen(run: SlotRun, slots: int, most: int, capacity: int) -> SlotRun:
 
 
 def lengthen(run: SlotRun, sizes: Sequence[int], capacity: int) -> SlotRun:
-    """Returns a run of prompts padded to one of few lengths, if the profile and the slots are large enough.
+    """Pads a run of prompts to one of a few lengths, if that is within the slots' capacity.
 
-    Padding writes after the prompts, at positions that are rewritten before they are read.
+    Padding writes after the prompts, at positions that are written again before they are read. ``sizes`` is the range
+    of lengths in the profile, ``capacity`` the number of positions in a slot.
     """
     batch, length = run.ids.shape
     padded = bucketed(length, sizes)
@@ -112,9 +121,9 @@ def lengthen(run: SlotRun, sizes: Sequence[int], capacity: int) -> SlotRun:
 
 
 def check_profiles(choices: Sequence[Choice], where: str) -> int:
-    """Returns the capacity of all profiles.
+    """Returns the number of positions in a slot, which all profiles must agree on.
 
-    Raises BundleError naming ``where`` and the size, if capacities differ, or a size below the largest fits no profile.
+    Raises BundleError naming ``where`` if they don't, or if some size below the largest isn't within any profile.
     """
     capacities = sorted({choice.sizes.C for choice in choices})
     if len(capacities) != 1:
@@ -133,5 +142,5 @@ def _refuse(where: str, what: str) -> None:
 
 
 def choices_of(engines: Sequence[EngineSection]) -> tuple[Choice, ...]:
-    """Returns every profile of every engine."""
+    """Returns all profiles of all engines."""
     return tuple(Choice(e, p, sizes) for e, engine in enumerate(engines) for p, sizes in enumerate(engine.profiles))

@@ -1,1 +1,1 @@
-"""ONNX graphs of programs, with KV caches in slots: files of the onnx target, and input of the TensorRT targets."""
+"""Converts programs to ONNX graphs with KV caches in slots, for the onnx target and the TensorRT targets."""

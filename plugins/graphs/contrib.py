@@ -5,10 +5,10 @@ SkipLayerNormalization, and SiLU QuickGelu. Other calls are as in the standard f
 same blobs. Products of int4 stay DequantizeLinear and MatMul; onnxruntime converts them to MatMulNBits when it loads
 the file, with the ``accuracy_level`` that is set here.
 
-Attributes with a default that runtimes interpreted differently are always set: the window (W tokens, including the
-query's own), the scale, and ``smooth_softmax`` (off). After a step, a request has ``write_index + S`` tokens, with
-padding. So ``seqlens_k`` (one less) and the longest, ``total_sequence_length``, follow from the graph's inputs, and no
-mask is needed.
+Some attributes have a default that runtimes interpret differently, so they are always set: the window (W tokens,
+including the query's own), the scale, and ``smooth_softmax`` (off). After a step, a request has ``write_index + S``
+tokens, with padding. So ``seqlens_k`` (one less) and the longest, ``total_sequence_length``, follow from the graph's
+inputs, and no mask is needed.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ DOMAIN = "com.microsoft"
 
 _F32 = torch.float32
 _GROUPS = (16, 32, 64, 128, 256)
-"""Sizes of groups that GatherBlockQuantized takes."""
+"""The group sizes that GatherBlockQuantized supports."""
 _NORMS = {"RMSNormalization": "SkipSimplifiedLayerNormalization", "LayerNormalization": "SkipLayerNormalization"}
 
 
 def accuracy_level(program: Program) -> AccuracyLevel:
-    """Returns onnxruntime's accuracy level: 4 if there are products with 4-bit weights and none has offsets, otherwise
-    1.
+    """Returns onnxruntime's accuracy level for a program: 4 if it has products with 4-bit weights and none has offsets,
+    otherwise 1.
 
-    In the program, activations are rounded to 8 bits in groups of the weight's size; level 4 does the same (in groups
-    of 32 if there is one scale per channel). With offsets, rounding only one of the two sums would be worse than
-    rounding neither. Products of experts aren't MatMulNBits, and never round.
+    In the program, activations are rounded to 8 bits in groups of the weight's size. Level 4 does the same (in groups
+    of 32 if there is one scale per channel). With offsets, only one of the two sums of a product would be rounded,
+    which is worse than rounding neither. Products of experts don't become MatMulNBits, and never round.
     """
     products = [bound_arguments(node) for node in program.nodes_of(ew.quantized_linear.default)]
     offsets = [a["weight_offsets"] is not None for a in products if a["weight_bits"] == 4]
@@ -60,7 +60,7 @@ class ContribBuilder(LayoutBuilder):
     """Builds the contrib variant.
 
     Args:
-        program, weights: those of the standard file, which has stored the weights.
+        program, weights: the program and the writer of the standard file's weights, which are stored already.
         context: the most tokens of a request.
     """
 
@@ -135,8 +135,8 @@ class ContribBuilder(LayoutBuilder):
         return self.reshape(y, -1, attention.counts[0], attention.size)
 
     def _view_of_heads(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        """Emits a reshape. If it merges the heads of an attention, that is what the operator returns, and nothing is
-        emitted.
+        """Emits a reshape. A merge of an attention's heads emits nothing, since GroupQueryAttention returns merged
+        heads.
         """
         source = next(iter(a.values()))
         sizes = self.expressions(node)
@@ -145,12 +145,12 @@ class ContribBuilder(LayoutBuilder):
         return self.view(b, node, a)
 
     def _width(self, node: Node) -> int:
-        """Returns the number of elements of all heads of a token."""
+        """Returns the number of elements of all heads of a token. ``node`` is [T, heads, size]."""
         _, heads, size = self.expressions(node)
         return int(heads * size)
 
     def _by_request(self, node: Node, width: int) -> str:
-        """Returns a value [T, ..] as [B, S, width]."""
+        """Returns the tensor of a value [T, ..] in the layout [B, S, width], in which it may be already."""
         source = node.args[0] if node.target in RESHAPES else None
         if isinstance(source, Node) and source in self.by_request and int(self.expressions(source)[-1]) == width:
             node = source
@@ -159,14 +159,18 @@ class ContribBuilder(LayoutBuilder):
         return x if node in self.by_request else self.in_requests(x, width)
 
     def _lengths(self) -> str:
-        """Returns the names of ``seqlens_k`` i32 [B] and ``total_sequence_length`` i32 [1], separated by a space."""
+        """Emits ``seqlens_k`` i32 [B] and ``total_sequence_length`` i32 [1]; returns their names, separated by a
+        space.
+        """
         tokens = self.op("Shape", INPUT_IDS, start=1, end=2)
         ends = self.op("Add", WRITE_INDEX, tokens)  # [B]
         last = self.op("Cast", self.op("Sub", ends, self.integers(1)), to=TensorProto.INT32)
         return f"{last} {self.op('Cast', self.op('ReduceMax', ends), to=TensorProto.INT32)}"
 
     def _tables(self, table: Node) -> list[str]:
-        """Returns the cosines and sines of all positions, [C, F] each. onnxruntime folds them to constants."""
+        """Emits the cosines and sines of all positions, [C, F] each, which onnxruntime folds to constants; returns
+        their names.
+        """
         a = bound_arguments(table)
 
         def made(kind: str) -> str:
@@ -182,8 +186,10 @@ class ContribBuilder(LayoutBuilder):
     # ---- tables, norms and activations
 
     def _rows_of_4_bits(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        """Emits the lookup in a 4-bit table without offsets. The bytes are those of the standard file, here with type
-        int4.
+        """Emits a lookup in a 4-bit table without offsets by GatherBlockQuantized; other tables as in the standard
+        file.
+
+        The table's bytes are those of the standard file, with the type int4.
         """
         size, group = int(self.expressions(node)[-1]), int(a["group_size"])
         ids = str(a["ids"].target) == "ids"
@@ -203,8 +209,9 @@ class ContribBuilder(LayoutBuilder):
         return self.lie_by_request(node, rows_by_id)
 
     def _norm_of_sum(self, kind: str, target: Any) -> Any:
-        """Returns the handler of a norm of a sum, which also returns the sum. Both terms must be matrices of the same
-        shape.
+        """Returns a handler that emits the operator ``kind`` for a norm of a sum, which also returns the sum.
+
+        Terms that aren't matrices of the same shape are emitted as in the standard file, by the handler of ``target``.
         """
 
         def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:

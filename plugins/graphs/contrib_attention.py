@@ -1,8 +1,8 @@
-"""Finds the attentions that onnxruntime's GroupQueryAttention can compute, and the calls around them that it includes.
+"""Finds the attentions that onnxruntime's GroupQueryAttention can compute, and the calls around them that it replaces.
 
-The operator writes the step's keys and values into a request's slot, and attends to the used part of the slot: it
+The operator writes the step's keys and values into a request's slot, and attends to the used part of the slot. It
 replaces TensorScatter, Attention and the mask. It may also rotate q and k, and may take q, k and v as one matrix. The
-requirements on its inputs are checked here, because onnxruntime only checks them when a step runs
+requirements on its inputs are checked here, because onnxruntime checks them only when a step runs
 (``onnxruntime/contrib_ops/cpu/bert/group_query_attention_helper.h``).
 """
 
@@ -21,7 +21,9 @@ from enginewright.passes.ir.program import Program
 aten, ew = torch.ops.aten, torch.ops.ew
 
 _HEADS_BY, _ROTATED_BY, _TABLE_BY = 8, 16, 8
-"""Sizes of heads are multiples of the first, those that are rotated of the second; columns of cosines of the third."""
+"""The numbers of which sizes must be a multiple: of a head, of a head that is rotated, and of the columns of
+cosines.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class GroupQuery:
         node: the ``ew.paged_attention`` call.
         write: the ``ew.kv_write`` call before it, which the operator includes.
         layer: the layer of the cache.
-        counts, size: the numbers of heads of q, k and v (Nq, Nkv, Nkv), and D.
-        q, k, v: [T, heads, D], before rotation by ``table``.
-        packed: the matrix [T, (Nq + 2 Nkv) D] that q, k and v are columns of; None if there is none.
+        counts: the numbers of heads of q, k and v: (Nq, Nkv, Nkv).
+        size: D, the size of a head.
+        q, k, v: [T, heads, D], before the rotation by ``table``.
+        packed: the matrix [T, (Nq + 2 Nkv) D] whose columns are q, k and v; None if there is none.
         table: the ``ew.rope_table`` call for the rotation inside the operator; None if it doesn't rotate.
-        interleaved: True if neighbouring elements are rotated together; False for halves.
+        interleaved: True if adjacent elements are rotated together; False if elements of the two halves are.
     """
 
     node: Node
@@ -53,9 +56,7 @@ class GroupQuery:
 
 
 def group_queries(program: Program) -> dict[Node, GroupQuery | str]:
-    """Returns for each ``ew.paged_attention`` the operands of GroupQueryAttention, or the reason why it can't
-    be used.
-    """
+    """Returns for each ``ew.paged_attention`` its GroupQueryAttention, or the reason why that can't compute it."""
     return {node: _group_query(program, node) for node in program.nodes_of(ew.paged_attention.default)}
 
 
@@ -85,7 +86,7 @@ def _group_query(program: Program, node: Node) -> GroupQuery | str:
 
 
 def _is_own(write: object) -> bool:
-    """Returns True if ``write`` is an ``ew.kv_write`` whose two results are used by one attention only."""
+    """Returns True if ``write`` is an ``ew.kv_write`` whose two results only one attention reads."""
     if not isinstance(write, Node) or write.target is not ew.kv_write.default:
         return False
     readers = {reader for cache in write.users for reader in cache.users}
@@ -93,9 +94,9 @@ def _is_own(write: object) -> bool:
 
 
 def _rotation(program: Program, q: Node, k: Node, size: int) -> tuple[Node | None, bool]:
-    """Returns the table that rotates both q and k, and True if it is interleaved.
+    """Returns the table with which the operator can rotate both q and k, and True if the rotation is interleaved.
 
-    The table is None if they aren't rotated alike, by the requests' own positions, and with an allowed size.
+    The table is None if q and k aren't rotated alike, by the requests' own positions, and with a supported size.
     """
     if q.target is not ew.rope.default or k.target is not ew.rope.default:
         return None, False

@@ -1,7 +1,7 @@
-"""Graphs in which values are laid out by request: [B, S, X] where the program has [T, X].
+"""Graphs in which values can have the layout [B, S, X], by request, instead of the program's [T, X].
 
-GroupQueryAttention reads and writes values by request. Products, norms and other ops along the last dimension work on
-both layouts, so nothing needs a reshape between attentions. Ops that need it get [N, X], as in a standard file.
+GroupQueryAttention reads and writes values by request. Products, norms and other ops along the last dimension work in
+both layouts, so nothing needs a reshape between attentions. Other ops get [N, X], as in a standard file.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _ALONG_LAST = (
 
 
 class LayoutBuilder(GraphBuilder):
-    """A builder of graphs in which values may be laid out by request.
+    """A builder of graphs in which values may have the layout [B, S, X].
 
     Args:
         program, weights: as for a standard file.
 
     Attributes:
-        by_request: the calls whose results are [B, S, X].
+        by_request: the calls whose results have the layout [B, S, X].
     """
 
     def __init__(self, program: Program, weights: ExternalWeights) -> None:
@@ -72,7 +72,7 @@ class LayoutBuilder(GraphBuilder):
     # ---- values
 
     def value(self, node: object) -> str:
-        """Returns a value as [N, X], or in its own layout within ``taken_as_it_lies``."""
+        """Returns a value's tensor as [N, X]; in the context ``taken_as_it_lies`` in the layout that it has."""
         name = super().value(node)
         if not isinstance(node, Node) or node not in self.by_request or self._as_it_lies:
             return name
@@ -80,19 +80,21 @@ class LayoutBuilder(GraphBuilder):
         return self.once(("rows", name), lambda: self.reshape(name, -1, width))
 
     def lie_by_request(self, node: Node, name: str) -> str:
-        """Records that the result [T, X] of a call is the tensor ``name`` [B, S, X]; returns the name."""
+        """Records that the tensor ``name`` [B, S, X] is the result of a call, [T, X] in the program; returns the
+        name.
+        """
         self.by_request.add(node)
         return name
 
     def in_requests(self, x: str, width: int) -> str:
-        """Returns a tensor of N rows as [B, S, width]."""
+        """Reshapes a tensor of N rows to [B, S, width], and returns it."""
         sizes = self.once("B, S", lambda: self.op("Shape", INPUT_IDS))
         shape = self.once(("by request", width), lambda: self.op("Concat", sizes, self.integers(width), axis=0))
         return self.op("Reshape", x, shape)
 
     @contextmanager
     def taken_as_it_lies(self) -> Iterator[None]:
-        """Makes ``value`` return values in their own layout, within the context."""
+        """A context in which ``value`` returns tensors in the layout that they have."""
         self._as_it_lies = True
         try:
             yield
@@ -100,7 +102,7 @@ class LayoutBuilder(GraphBuilder):
             self._as_it_lies = False
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Adds an operator. A reshape of a reshape reads the original tensor."""
+        """Adds an operator and returns its result. A reshape of a reshape reads the original tensor."""
         if kind == "Reshape" and name is None:
             source = self._reshapes.get(inputs[0])
             if source is not None and self._says_all(inputs[1]):
@@ -111,14 +113,16 @@ class LayoutBuilder(GraphBuilder):
         return result
 
     def _says_all(self, shape: str) -> bool:
-        """Returns True if a shape states all sizes; a 0 would copy a size of the input."""
+        """Returns True if no size of a constant shape is 0, which would copy a size of the input. ``shape`` is the
+        tensor's name.
+        """
         tensor = self.initializers.get(shape)
         return tensor is None or bool(np.all(numpy_helper.to_array(tensor)))
 
     # ---- calls
 
     def along_last(self, handler: Handler) -> Handler:
-        """Returns a handler that keeps the layout by request if all inputs except weights have it."""
+        """Returns a handler that keeps the layout by request if all inputs other than weights have it."""
 
         def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
             if not self._can_keep(node, a):
@@ -146,13 +150,13 @@ class LayoutBuilder(GraphBuilder):
         return node.target in _ALONG_LAST or all(n.meta["val"].dim() <= 1 for n in weights)
 
     def row_of_table(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        """Emits a lookup in a table; the result is laid out by request."""
+        """Emits a lookup of rows in a table; the result has the layout by request."""
         row = _HANDLERS[node.target](b, node, a)
         assert isinstance(row, str)
         return self.lie_by_request(node, self.in_requests(row, int(self.expressions(node)[-1])))
 
     def view(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        """Emits a reshape, which works for inputs of either layout."""
+        """Emits a reshape, whose input may have either layout."""
         with self.taken_as_it_lies():
             return _HANDLERS[node.target](b, node, a)
 

@@ -1,4 +1,4 @@
-"""Converts a Program to a ModelProto: inputs, outputs, and each call by its handler."""
+"""Converts a Program to an ONNX model: inputs, outputs, and each call by its handler."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from .weights import ExternalWeights
 OPSET = 24
 IR_VERSION = 12
 ONNXRUNTIME = "1.25"
-"""The smallest version that has kernels for this opset's TensorScatter on a CPU."""
+"""The smallest version of onnxruntime that has a CPU kernel for this opset's TensorScatter."""
 
 _TOKENS = sympy.Symbol("N")
-"""T of the program, B*S of the graph's inputs."""
+"""The symbol for the number of tokens: T of the program, B*S of the graph's inputs."""
 
 HANDLERS: Mapping[Any, Handler] = {
     **ops_attention.HANDLERS,
@@ -71,14 +71,14 @@ def emit_model(
     kernels: int | None = None,
     narrow: NarrowFloats | None = None,
 ) -> LinearIo:
-    """Writes model.onnx at the bundle's root, its weights, and its variants.
+    """Writes model.onnx at the bundle's root, its weights, and its variants. Returns the section for the manifest.
 
     Args:
         program: a program with attention in its paged form.
         writer: the bundle's writer.
         progress: called with the stage "emit", for each weight.
         floats: the type in which the graph computes, and of its caches.
-        capacity: the number of positions of a slot; None leaves it free.
+        capacity: the number of positions of a slot; None doesn't fix it.
         contrib, kernels: the most tokens of a request, for a contrib or a kernels variant; None writes no such variant.
         narrow: the type of an additional variant with 16-bit floats; None writes none.
 
@@ -104,7 +104,7 @@ def emit_model(
 
 
 def _emit_narrow(program: Program, writer: BundleWriter, progress: Progress, floats: NarrowFloats) -> NarrowFile:
-    """Writes the variant with 16-bit floats, with its own weights if they are floats."""
+    """Writes the variant with 16-bit floats. It has its own float weights, and shares the others."""
     weights = ExternalWeights(writer, progress, len(program.weights), suffix=f"onnx.{floats}")
     path = NARROW_FILE.format(floats)
     writer.write_bytes(path, graph_model(GraphBuilder(program, weights, floats)).SerializeToString(deterministic=True))
@@ -171,9 +171,9 @@ def model_of(b: GraphBuilder, name: str, inputs: Sequence[str]) -> onnx.ModelPro
 def add_shapes(model: onnx.ModelProto, b: GraphBuilder) -> None:
     """Adds the shapes of intermediate tensors to a model (``value_info``), as far as onnx infers them.
 
-    A size that onnx can't infer gets the program's expression, in N tokens and R rows, if the tensor is the result of a
-    call; otherwise it stays free. Tensors after operators of other domains have no shape, because onnx doesn't know
-    those.
+    A size that onnx can't infer becomes the program's expression in N tokens and R rows, if the tensor is the result of
+    a call; otherwise it isn't set. Tensors after operators of other domains get no shape, because onnx doesn't know
+    these.
     """
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     known = {name: node for node, name in b.names.items() if isinstance(name, str) and node.op == "call_function"}
@@ -198,7 +198,7 @@ def add_shapes(model: onnx.ModelProto, b: GraphBuilder) -> None:
 
 
 def emit_call(b: GraphBuilder, node: Node) -> Any:
-    """Emits a call by its handler; returns the names of its results. Raises UnsupportedModelError if there is no
+    """Emits a call by its handler, and returns the names of its results. Raises UnsupportedModelError if there is no
     handler.
     """
     handler = b.overrides.get(node.target) or HANDLERS.get(node.target)
@@ -210,7 +210,9 @@ def emit_call(b: GraphBuilder, node: Node) -> Any:
 
 
 def _live(b: GraphBuilder) -> list[onnx.NodeProto]:
-    """Returns the nodes that outputs depend on, and drops constants that no such node uses."""
+    """Returns the nodes on which the outputs depend, and removes the constants that no such node reads from the
+    builder.
+    """
     needed = set(b.outputs)
     live = []
     for node in reversed(b.nodes):
@@ -222,7 +224,7 @@ def _live(b: GraphBuilder) -> list[onnx.NodeProto]:
 
 
 def summed_products(program: Program) -> int:
-    """Returns the sum, over all products with weights, of the number of terms in one element of the result."""
+    """Returns the number of terms in an element of a product with a weight, summed over all these products."""
     total = 0
     for node in program.nodes_of(*ops_ew.PRODUCTS, *ops_experts.PRODUCTS, *ops_quantized.PRODUCTS):
         total += int(program.shape(bound_arguments(node)["weight"])[-1])

@@ -1,8 +1,8 @@
-"""The float type of each tensor in a graph that computes in 16 bits.
+"""Decides the float type of each tensor in a graph that computes in 16 bits.
 
-Products, caches, norms (which add in 32 bits internally), rotations, additions and moves between them use the narrow
-type. Sums, powers, exponentials, softmax and computations with positions use 32 bits, in a graph of bf16 or f16 too. An
-element-wise operator has the type of its operands, the narrow one if they differ.
+Products, caches, norms (which add in 32 bits internally), rotations, additions and moves between them use the 16-bit
+type. Sums, powers, exponentials, softmax and computations with positions use 32 bits in every graph. An element-wise
+operator has the type of its operands; if they differ, the 16-bit one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _NO_FLOATS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equ
 
 
 def operand_type(kind: str, computed: Sequence[int], constant: Sequence[int], narrow: int) -> int | None:
-    """Returns the type to which an operator's float operands must be cast; None if they stay as they are.
+    """Returns the type to which an operator's float operands must be cast; None if they need no cast.
 
     Args:
         kind: the operator.
-        computed: the float types of operands that are computed.
-        constant: the float types of operands that are known when the graph is built.
+        computed: the float types of computed operands.
+        constant: the float types of operands that are constants.
         narrow: the type of the graph.
     """
     if kind == "DequantizeLinear" or not (computed or constant):
@@ -53,7 +53,10 @@ def operand_type(kind: str, computed: Sequence[int], constant: Sequence[int], na
 
 
 def result_type(kind: str, operands: Sequence[int], to: int | None) -> int | None:
-    """Returns the float type of an operator's result; None if it isn't a float. ``to`` is the type of a Cast."""
+    """Returns the float type of an operator's result; None if the result isn't floats.
+
+    ``operands`` has the operands' float types, ``to`` the type of a Cast.
+    """
     if kind == "Cast":
         return to if to in ELEMENTS.values() else None
     if kind in _NO_FLOATS or not operands:
@@ -62,7 +65,7 @@ def result_type(kind: str, operands: Sequence[int], to: int | None) -> int | Non
 
 
 def narrowed(array: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.generic]:
-    """Converts a constant to a narrower float type; values beyond its range become its greatest or least number."""
+    """Converts a constant to a narrower float type. Values beyond its range become its largest or smallest number."""
     dtype = NUMPY_DTYPES[NAME_OF_ONNX[kind]]
     most = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     finite = np.where(np.isfinite(array), np.clip(array, -most, most), array)

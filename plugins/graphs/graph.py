@@ -27,20 +27,22 @@ from .float_types import ELEMENTS, FloatType, narrowed, operand_type, result_typ
 from .weights import ExternalWeights, Form, Stored
 
 FLAT_IDS = "ids"
-"""The token ids as i64 [N]."""
+"""The name of the tensor with the token ids as i64 [N]."""
 
 Value = str | tuple[str, ...]
-"""The name of a tensor in the graph, or those of a call's several results."""
+"""The name of a call's result in the graph, or the names of its several results."""
 
 Handler = Callable[["GraphBuilder", Node, Mapping[str, Any]], Value]
-"""Gets a call and its arguments by the names of the op's schema; gives the names of its results."""
+"""A function that emits a call. It gets the builder, the call, and its arguments by the names of the op's schema, and
+returns the names of its results.
+"""
 
 TYPES: Mapping[torch.dtype, int] = {
     **dict.fromkeys((torch.float32, torch.float64, torch.bfloat16, torch.float16), TensorProto.FLOAT),
     **dict.fromkeys((torch.int64, torch.int32, torch.int8, torch.uint8), TensorProto.INT64),
     torch.bool: TensorProto.BOOL,
 }
-"""The element type of a tensor of the program in the graph."""
+"""The type of a tensor in the program -> its element type in the graph."""
 
 _NUMPY: Mapping[int, Any] = {TensorProto.FLOAT: np.float32, TensorProto.INT64: np.int64, TensorProto.BOOL: np.bool_}
 
@@ -50,13 +52,13 @@ _PRODUCTS = frozenset(
 
 
 class GraphBuilder:
-    """A builder of a graph. ``node`` is the call that is being emitted; node names and errors refer to it.
+    """Builds a graph. ``node`` is the call that is being emitted, to which names of nodes and errors refer.
 
     Args:
         program: the program to emit.
-        weights: the store that weights are written to.
+        weights: writes the weights.
         floats: the type in which the graph computes.
-        capacity: the number of positions of a slot, C; None leaves it free.
+        capacity: the number of positions of a slot, C; None doesn't fix it.
         target: the target's name, for errors.
     """
 
@@ -91,13 +93,21 @@ class GraphBuilder:
     # ---- nodes
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Adds a call of a standard operator with one result, and returns its name."""
+        """Adds a call of a standard operator with one result, and returns the result's name."""
         return self.ops(kind, inputs, 1, (name,) if name else (), **attributes)[0]
 
     def ops(
         self, kind: str, inputs: Sequence[str], results: int, names: Sequence[str] = (), **attributes: Any
     ) -> tuple[str, ...]:
-        """Adds a call of a standard operator with several results, and returns their names."""
+        """Adds a call of an operator with several results, and returns their names.
+
+        Args:
+            kind: the operator; a standard one unless the attribute ``domain`` names another domain.
+            inputs: the names of its inputs; "" for one that is left out.
+            results: the number of results.
+            names: the names of the results; () chooses them.
+            attributes: the operator's attributes.
+        """
         types: list[int] = []
         if self.floats != "f32":
             inputs, types = self._operands(kind, inputs)
@@ -112,13 +122,13 @@ class GraphBuilder:
         return outputs
 
     def once(self, key: object, make: Callable[[], str]) -> str:
-        """Returns the result of ``make``, which runs at the first call with this key."""
+        """Returns the result of ``make``, which is called only the first time for each key."""
         if key not in self._computed:
             self._computed[key] = make()
         return self._computed[key]
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
-        """Returns the error for the call being emitted: "aten.foo at model.layers.0.mlp: <reason>"."""
+        """Returns an error about the call that is being emitted: "aten.foo at model.layers.0.mlp: <reason>"."""
         assert self.node is not None
         reason = reason.replace("the onnx target", f"the {self.target} target")
         return UnsupportedModelError(
@@ -129,11 +139,11 @@ class GraphBuilder:
     # ---- float types
 
     def wide(self, name: str) -> str:
-        """Returns a float tensor of the graph as 32-bit floats."""
+        """Returns the tensor ``name`` as 32-bit floats, cast if necessary."""
         return self._in_type(name, TensorProto.FLOAT)
 
     def _float_type(self, name: str) -> int | None:
-        """Returns the float type of a tensor of the graph; None if it has no floats."""
+        """Returns the float type of the tensor ``name``; None if it has no floats."""
         if name in self._types:
             return self._types[name]
         if name in self.inputs:
@@ -145,7 +155,10 @@ class GraphBuilder:
         return kind if kind in ELEMENTS.values() else None
 
     def _operands(self, kind: str, names: Sequence[str]) -> tuple[list[str], list[int]]:
-        """Returns an operator's operands, cast as it needs them, and their float types."""
+        """Casts the operands ``names`` to the float type that the operator ``kind`` needs.
+
+        Returns the names of the results, and their float types.
+        """
         types = [self._float_type(name) for name in names]
         computed = [t for name, t in zip(names, types, strict=True) if t is not None and name not in self.initializers]
         constant = [t for name, t in zip(names, types, strict=True) if t is not None and name in self.initializers]
@@ -182,11 +195,11 @@ class GraphBuilder:
         return self.constant(np.asarray(values, np.int64))
 
     def number(self, value: float, dtype: torch.dtype) -> str:
-        """Adds a scalar constant, and returns its name."""
+        """Adds a scalar constant in the graph's type for ``dtype``, and returns its name."""
         return self.constant(np.asarray(value, _NUMPY[TYPES[dtype]]))
 
     def value(self, node: object) -> str:
-        """Returns the tensor of a node with one result, in its own type. Raises UnsupportedModelError if there is
+        """Returns the tensor of a node's only result, in the type that it has. Raises UnsupportedModelError if there is
         none.
         """
         if not isinstance(node, Node):
@@ -199,7 +212,7 @@ class GraphBuilder:
         return name
 
     def cast(self, value: object, dtype: torch.dtype) -> str:
-        """Returns an argument, a tensor or a number, in the graph's type for ``dtype``."""
+        """Returns an argument, a node or a number, as a tensor of the graph's type for ``dtype``."""
         if isinstance(value, (bool, int, float)):
             return self.number(value, dtype)
         name = self.value(value)
@@ -207,13 +220,13 @@ class GraphBuilder:
         return self.to(name, value.meta["val"].dtype, dtype)
 
     def to(self, name: str, before: torch.dtype, after: torch.dtype) -> str:
-        """Casts a tensor of the graph from the graph's type for ``before`` to its type for ``after``."""
+        """Casts a tensor from the graph's type for ``before`` to its type for ``after``, and returns the result."""
         if TYPES[before] == TYPES[after]:
             return name
         return self.once(("cast", name, TYPES[after]), lambda: self.op("Cast", name, to=TYPES[after]))
 
     def weight(self, node: Node, form: Form = "rows") -> str:
-        """Adds a weight as external data, or as a constant if it has integers; returns the name of a tensor with its
+        """Adds a weight as external data, or as a constant if it has integers; returns the name of the tensor with its
         values.
         """
         name = str(node.target)
@@ -237,12 +250,12 @@ class GraphBuilder:
         return self.take(self.weights.add(name, self.program.weights[name], form, self.floats, positive=True))
 
     def take(self, tensor: TensorProto) -> str:
-        """Adds a tensor of the bundle as an initializer, and returns its name."""
+        """Adds a tensor that refers to the bundle's data as an initializer, and returns its name."""
         self.initializers[tensor.name] = tensor
         return str(tensor.name)
 
     def _is_multiplied(self, node: Node) -> bool:
-        """Returns True if a weight is used only as a matrix of products, or as a table."""
+        """Returns True if a weight is read only as a matrix of products or as a table."""
         return len(self.program.weights[str(node.target)].shape) > 1 and all(u.target in _PRODUCTS for u in node.users)
 
     def _integers_of(self, name: str) -> str:
@@ -252,12 +265,14 @@ class GraphBuilder:
     # ---- sizes
 
     def expressions(self, node: Node, index: int | None = None) -> tuple[sympy.Expr, ...]:
-        """Returns the shape of a call's result; with ``index``, of one of several results."""
+        """Returns the shape of a call's result as expressions in T, B and R. ``index`` selects one of several
+        results.
+        """
         value = node.meta["val"] if index is None else node.meta["val"][index]
         return tuple(self.program.expression(s) for s in value.shape)
 
     def size(self, expr: sympy.Expr) -> str:
-        """Returns a size as i64 [1]; an expression in T and R is computed in the graph."""
+        """Returns a tensor i64 [1] with a size. An expression in T and R is computed in the graph."""
         if expr.is_Integer:
             return self.integers(int(expr))
 
@@ -275,15 +290,17 @@ class GraphBuilder:
         return self.once(("size", expr), make)
 
     def tokens(self) -> str:
-        """Returns N as i64 [1]."""
+        """Returns a tensor i64 [1] with N, the number of tokens."""
         return self.once("N", lambda: self.op("Shape", FLAT_IDS))
 
     def sampled(self) -> str:
-        """Returns R as i64 [1]."""
+        """Returns a tensor i64 [1] with R, the number of rows of logits."""
         return self.once("R", lambda: self.op("Shape", ROWS))
 
     def shape(self, sizes: Sequence[sympy.Expr], free: bool = True) -> str:
-        """Returns a shape as i64 [rank]. With ``free``, one unknown size may be -1, as a Reshape allows."""
+        """Returns a tensor i64 [rank] with a shape. With ``free``, a single size that isn't constant is -1, as Reshape
+        allows.
+        """
         unknown = [s for s in sizes if not s.is_Integer]
         if not unknown or (free and len(unknown) == 1):
             return self.integers(*(int(s) if s.is_Integer else -1 for s in sizes))

@@ -1,9 +1,9 @@
 """The kernels variant: the contrib variant, with products computed by the cpu target's kernels as onnxruntime
 operators.
 
-The library of ``plugins/onnx/kernels`` has one operator, ``Linear`` of domain ``enginewright``, for weights of all
-formats: in panels as in the cpu target, with activations rounded as the recipe says. Products of experts, and products
-with a computed weight, are as in the contrib variant.
+The library of ``plugins/onnx/kernels`` has one operator, ``Linear`` of the domain ``enginewright``, for weights of all
+formats. Weights are in panels as in the cpu target, and activations are rounded as the recipe says. Products of
+experts, and products with a computed weight, are as in the contrib variant.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ _F32 = torch.float32
 
 
 class PanelProducts:
-    """Emits the products of a graph as calls of the kernels.
-
-    Args:
-        builder: the builder of the graph.
-    """
+    """Emits the products of a graph as calls of our operator. ``builder`` is the builder of the graph."""
 
     def __init__(self, builder: GraphBuilder) -> None:
         self._builder = builder
@@ -71,7 +67,10 @@ class PanelProducts:
         weight_group: int,
         activation_group: int,
     ) -> Value:
-        """Emits a product of x, which isn't rounded before, with ``stored``: a weight, its scales and its offsets."""
+        """Emits a product of x with a weight. The operator itself rounds x in groups of ``activation_group``.
+
+        ``stored`` has the weight, its scales and its offsets; ``a`` has the call's arguments by name.
+        """
         b, residual = self._builder, a["residual"]
         by_request = b.by_request if isinstance(b, LayoutBuilder) else ()
         lies = x in by_request and (residual is None or residual in by_request)
@@ -99,7 +98,7 @@ class PanelProducts:
         return b.lie_by_request(node, y) if lies and isinstance(b, LayoutBuilder) else y
 
     def _panels(self, weight: Node | None) -> str:
-        """Adds a weight in the kernels' layout, and returns its name; "" for None."""
+        """Adds a weight in the layout of the kernels, and returns its name; "" for None."""
         if weight is None:
             return ""
         b, name = self._builder, str(weight.target)
@@ -109,7 +108,7 @@ class PanelProducts:
 
 
 class KernelsBuilder(ContribBuilder):
-    """Builds the kernels variant; the arguments are those of ``ContribBuilder``."""
+    """Builds the kernels variant. The arguments are those of ``ContribBuilder``."""
 
     def __init__(self, program: Program, weights: ExternalWeights, context: int) -> None:
         super().__init__(program, weights, context)

@@ -1,4 +1,4 @@
-"""Paged attention in ONNX: TensorScatter into a request's slot, then attention over the whole slot with a mask."""
+"""Emits paged attention: TensorScatter into a request's slot, then attention over the whole slot with a mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _F32 = torch.float32
 
 
 def _requests(b: GraphBuilder, x: object, heads: int, size: int) -> str:
-    """Converts [N, heads, size] to [B, heads, S, size]."""
+    """Reshapes x [N, heads, size] to [B, heads, S, size], and returns the result."""
     batch = b.once("B, S", lambda: b.op("Shape", INPUT_IDS))
     shape = b.once(("heads", heads, size), lambda: b.op("Concat", batch, b.integers(heads, size), axis=0))
     return b.op("Transpose", b.op("Reshape", b.cast(x, _F32), shape), perm=[0, 2, 1, 3])
@@ -39,10 +39,10 @@ def _kv_write(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _mask(b: GraphBuilder, window: int) -> str:
-    """Returns the mask, bool [B, 1, S, C]: True for keys that a token sees.
+    """Returns the mask, bool [B, 1, S, C], which is True for keys that a token attends to.
 
-    The mask is an input of the graph; in a graph with a fixed capacity, as for GPUs, it is computed. As an input it
-    would have 17 MB for 4 prompts of 512 tokens in slots of 8,192 positions.
+    It is an input of the graph. If the capacity of slots is fixed, as for GPUs, it is computed in the graph instead: as
+    an input it would have 17 MB for 4 prompts of 512 tokens in slots of 8,192 positions.
     """
     if isinstance(b.capacity, int):
         capacity = b.capacity
@@ -53,8 +53,11 @@ def _mask(b: GraphBuilder, window: int) -> str:
 
 
 def _computed_mask(b: GraphBuilder, capacity: int, window: int) -> str:
-    """Computes the mask from ``write_index`` and a token's index in the step, because position ids are limited by the
-    model.
+    """Emits the mask of slots with ``capacity`` positions: keys up to the token's position, in its window if there is
+    one.
+
+    A token's position is computed from ``write_index`` and its index in the step, because the model limits position
+    ids.
     """
     keys = b.once("keys", lambda: b.constant(np.arange(capacity, dtype=np.int64)))  # [C]
     tokens = b.once("S", lambda: b.op("Shape", INPUT_IDS, start=1, end=2))
@@ -83,7 +86,8 @@ def _paged_attention(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _op_by_op(b: GraphBuilder, a: Mapping[str, Any], q: str, keys: str, values: str, mask: str, heads: int) -> str:
-    """Emits attention from single operators, for softcap, sinks or slopes, which ONNX's or TensorRT's operator lacks.
+    """Emits attention as single operators, for softcap, sinks or slopes, which ONNX's or TensorRT's operator doesn't
+    support.
 
     Query heads that share a key/value head are rows of one product with its keys.
     """
@@ -114,7 +118,7 @@ def _op_by_op(b: GraphBuilder, a: Mapping[str, Any], q: str, keys: str, values: 
 
 
 def _by_heads(b: GraphBuilder, heads: int, size: int) -> str:
-    """Returns the shape [B, heads, S, size]."""
+    """Returns a tensor with the shape [B, heads, S, size]."""
 
     def make() -> str:
         requests = b.once("B", lambda: b.op("Shape", INPUT_IDS, start=0, end=1))
@@ -125,7 +129,9 @@ def _by_heads(b: GraphBuilder, heads: int, size: int) -> str:
 
 
 def _distance(b: GraphBuilder, mask: str) -> str:
-    """Returns the key's position minus the query's, f32 [B, 1, S, C]. A slot begins with its request's first token."""
+    """Emits the key's position minus the query's, f32 [B, 1, S, C]. A request's first token is at the beginning of its
+    slot.
+    """
     capacity = b.op("Squeeze", b.op("Shape", mask, start=3, end=4), b.integers(0))
     zero, one = (b.constant(np.asarray(n, np.int64)) for n in (0, 1))
     keys = b.op("Range", zero, capacity, one)  # [C]

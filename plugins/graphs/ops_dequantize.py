@@ -1,4 +1,4 @@
-"""Emits weights of 8-bit floats as DequantizeLinear, transposed for a product or by rows for a table.
+"""Emits weights of 8-bit floats by DequantizeLinear, transposed for a product, or by rows for a table.
 
 ``ew.dequantize`` itself emits nothing: its readers choose one of the two. A table is dequantized before its rows are
 gathered, because Gather doesn't support 8-bit floats, and TensorRT supports them only as input of DequantizeLinear.
@@ -22,8 +22,8 @@ ew = torch.ops.ew
 
 
 def stored_weight(b: GraphBuilder, node: Node, form: Form) -> str:
-    """Returns a weight of the bundle as floats. Raises UnsupportedModelError if the program computes it from its
-    inputs.
+    """Emits a weight of the bundle as floats, and returns its name. Raises UnsupportedModelError if the weight is
+    computed from inputs.
     """
     if is_dequantized(node):
         return b.once(("dequantized", node, form), lambda: _dequantized(b, node, form))

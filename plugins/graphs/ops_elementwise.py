@@ -1,4 +1,6 @@
-"""Element-wise ATen ops and reductions. Arithmetic is in the type of the result, comparisons in their operands'."""
+"""Emits element-wise ATen ops and reductions. Arithmetic has the type of the result, comparisons that of their
+operands.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def _dtype(node: Node) -> torch.dtype:
 
 
 def _plain(kind: str, arity: int) -> Handler:
-    """Returns the handler for an op whose first ``arity`` arguments are the operator's inputs, in order."""
+    """Returns a handler that emits the operator ``kind``, whose inputs are the first ``arity`` arguments, in order."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         arguments = list(a.values())[:arity]
@@ -30,7 +32,7 @@ def _plain(kind: str, arity: int) -> Handler:
 
 
 def _scaled(kind: str) -> Handler:
-    """Returns the handler for add or sub, whose second argument is multiplied by ``alpha``."""
+    """Returns a handler that emits add or sub (``kind``), whose second argument is multiplied by ``alpha``."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         first, second, alpha = list(a.values())[:3]
@@ -47,7 +49,7 @@ def _reverse_subtract(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def activation(b: GraphBuilder, kind: str, x: str) -> str:
-    """Emits one of ``LINEAR_ACTIVATIONS`` for floats."""
+    """Emits the activation ``kind``, one of ``LINEAR_ACTIVATIONS``, of the floats ``x``, and returns the result."""
     match kind:
         case "silu":
             return b.op("Mul", x, b.op("Sigmoid", x))
@@ -69,7 +71,7 @@ def _activation(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _chain(*kinds: str) -> Handler:
-    """Returns the handler for an op that is a chain of operators with one input each."""
+    """Returns a handler that emits several operators with one input each, one after the other."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         return functools.reduce(lambda x, kind: b.op(kind, x), kinds, b.cast(a["self"], _dtype(node)))
@@ -83,19 +85,19 @@ def _square(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _exp_less_one(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Computes exp(x) - 1, with fewer correct digits than torch near 0. The absolute error is similar for results near
-    1.
+    """Emits expm1 as exp(x) - 1. Results near 0 have fewer correct digits than torch's; the absolute error is like that
+    near 1.
     """
     return b.op("Sub", b.op("Exp", b.cast(a["self"], _dtype(node))), b.number(1.0, _dtype(node)))
 
 
 def _log_of_one_more(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Computes log(1 + x), with fewer correct digits than torch near 0."""
+    """Emits log1p as log(1 + x). Results near 0 have fewer correct digits than torch's."""
     return b.op("Log", b.op("Add", b.cast(a["self"], _dtype(node)), b.number(1.0, _dtype(node))))
 
 
 def _softplus(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Computes max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow."""
+    """Emits softplus as max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow."""
     if not is_log_of_one_more_exp(a):
         raise b.unsupported(f"the onnx target has no softplus with beta {a['beta']} and threshold {a['threshold']}")
     x, one = b.cast(a["self"], _dtype(node)), b.number(1.0, _dtype(node))
@@ -110,7 +112,7 @@ def _divide_mode(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _clamp(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Clamps a value between bounds that are numbers or tensors."""
+    """Emits a clamp, whose bounds are numbers or tensors."""
     x = b.cast(a["self"], _dtype(node))
     for kind, bound in (("Max", a.get("min")), ("Min", a.get("max"))):
         if bound is not None:
@@ -141,7 +143,9 @@ def _compare(kind: str, inverted: bool = False) -> Handler:
 
 
 def _logical(kind: str) -> Handler:
-    """Returns the handler of an op on conditions. Raises for integers, for which such an op is bitwise."""
+    """Returns a handler that emits an op on booleans as ``kind``. It rejects integers, for which such an op is
+    bitwise.
+    """
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         if any(_dtype(n) != torch.bool for n in node.all_input_nodes):

@@ -1,4 +1,4 @@
-"""``ew`` ops of floats: embeddings, products, norms, rotations."""
+"""Emits ``ew`` ops on floats: embeddings, products, norms and rotations."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _embedding(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def product(b: GraphBuilder, x: object, weight: Node) -> str:
-    """Emits x [.., K] times weight [N, K] -> [.., N].
+    """Emits x [.., K] times a weight [N, K], and returns the result [.., N].
 
-    If the weight is also a table that is read by rows, it is multiplied without transposing, so that it is stored once.
+    A weight that is also read as a table isn't transposed, so that it is stored once.
     """
     if weight.op != "get_attr" and not is_dequantized(weight):
         return b.op("MatMul", b.cast(x, _F32), b.op("Transpose", b.value(weight), perm=[1, 0]))
@@ -44,7 +44,9 @@ def product(b: GraphBuilder, x: object, weight: Node) -> str:
 
 
 def finish(b: GraphBuilder, y: str, a: Mapping[str, Any]) -> str:
-    """Adds the bias, activation and residual of a linear's arguments ``a`` to the product ``y``."""
+    """Adds the bias, activation and residual of a linear with the arguments ``a`` to the product ``y``; returns the
+    result.
+    """
     if a["bias"] is not None:
         y = b.op("Add", y, b.cast(a["bias"], _F32))
     if a["activation"]:
@@ -72,7 +74,9 @@ def _norm(kind: str) -> Handler:
 
 
 def _rope_table(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Emits cosines and sines [N, 1, F] for rotations; returns both side by side, [N, 2F], for other readers."""
+    """Emits the cosines and sines [N, 1, F] for rotations, and returns both next to each other, [N, 2F], for other
+    readers.
+    """
     positions = b.op("Unsqueeze", b.cast(a["positions"], _F32), b.integers(1, 2))  # [N, 1, 1]
     angles = b.op("Mul", positions, b.cast(a["inv_freq"], _F32))  # [N, 1, F]
     halves = [b.op(kind, angles) for kind in ("Cos", "Sin")]
@@ -83,7 +87,7 @@ def _rope_table(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _rope(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Emits a rotation. Tokens are the batch of ONNX's operator, with sequences of length 1: [N, heads, 1, D]."""
+    """Emits a rotation. For ONNX's operator, each token is a sequence of length 1 of a batch: [N, heads, 1, D]."""
     table = a["table"]
     if table not in b.halves:
         width = int(b.expressions(table)[-1]) // 2
@@ -105,7 +109,7 @@ def _gated_activation(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 PRODUCTS = (ew.linear.default,)
-"""Calls that multiply with a weight, an argument of that name."""
+"""Calls that multiply by their argument ``weight``."""
 
 HANDLERS: Mapping[Any, Handler] = {
     ew.embedding.default: _embedding,

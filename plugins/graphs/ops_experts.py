@@ -1,9 +1,10 @@
-"""Experts, all of them computed for every token, because standard operators have no product of groups of rows.
+"""Emits experts. All of them are computed for every token, because standard operators have no product of groups of
+rows.
 
-In the program, the tokens' choices are sorted by expert, [N*k, ..]. Here each token goes through all E experts, and the
-results of experts that it didn't choose get the weight zero: between ``ew.take_rows`` and ``ew.combine_experts`` a
-value is *spread*, [E, N, ..] (the rows of the tokens themselves are [1, N, ..]). That is E/k times the computation, and
-reads no more weights than a large batch does.
+In the program, the (token, expert) pairs are sorted by expert, [N*k, ..]. Here each token goes through all E experts,
+and the results of experts that it didn't choose get the weight zero. Between ``ew.take_rows`` and
+``ew.combine_experts`` a value is *spread*: [E, N, ..] (the rows of the tokens themselves are [1, N, ..]). That is E/k
+times the computation, and reads no more weights than a large batch does.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ aten, ew = torch.ops.aten, torch.ops.ew
 _F32 = torch.float32
 _SAME = frozenset({*ELEMENTWISE, ew.gated_activation.default, operator.getitem, aten.alias.default, aten.clone.default})
 _ALONG_LAST = frozenset(ops_of("slice", "split"))
-"""The ops that treat a spread value alike if they work along the last dimension, which they count from the end."""
+"""Ops that can be emitted for a spread value if they work along the last dimension, counted from the end."""
 
 
 def check_spread(b: GraphBuilder, node: Node, arguments: Mapping[str, Any]) -> None:
-    """Marks the call as spread if its inputs are. Raises UnsupportedModelError if the op may differ for spread
+    """Marks a call as spread if its inputs are. Raises UnsupportedModelError if its op can't be emitted for spread
     values.
     """
     values = [n for n in node.all_input_nodes if n in b.spread]
@@ -48,7 +49,7 @@ def check_spread(b: GraphBuilder, node: Node, arguments: Mapping[str, Any]) -> N
 
 
 def _routed(node: object, index: int) -> Node | None:
-    """Returns the ``ew.route_experts`` call whose result number ``index`` is ``node``; None if it isn't one."""
+    """Returns the ``ew.route_experts`` call of which ``node`` is the result with this index; None if it isn't one."""
     if not isinstance(node, Node) or node.target is not operator.getitem or node.args[1] != index:
         return None
     source = node.args[0]
@@ -56,7 +57,7 @@ def _routed(node: object, index: int) -> Node | None:
 
 
 def _route_experts(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Emits nothing: nothing is sorted here, and readers of the results use the call's arguments."""
+    """Emits nothing: nothing is sorted, and readers of the results use the call's arguments."""
     return ("", "", "")
 
 
@@ -70,9 +71,10 @@ def _take_rows(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 def grouped_product(
     b: GraphBuilder, node: Node, x: Any, weight: str, a: Mapping[str, Any], offset: str | None = None
 ) -> str:
-    """Emits a spread x [.., N, K] times the weights [E, K, N'] of all experts, bias and activation -> [E, N, N'].
+    """Emits a spread x [.., N, K] times the weights [E, K, N'] of all experts, with bias and activation; returns [E, N,
+    N'].
 
-    ``offset``, of the result's shape, is added to the product.
+    ``offset``, a tensor of the result's shape, is added to the product; None adds nothing.
     """
     if x not in b.spread:
         raise b.unsupported("its rows are not those of tokens' choices")
@@ -90,8 +92,9 @@ def _grouped_linear(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _combine_experts(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Emits the sum of [E, N, H] over experts, weighted by each token's expert weights, which add up for repeated
-    choices.
+    """Emits the sum of [E, N, H] over experts, each multiplied by the token's weight of the expert.
+
+    If a token has chosen an expert several times, the weights are added.
     """
     routed = _routed(a["order"], 0)
     if routed is None or a["y"] not in b.spread:

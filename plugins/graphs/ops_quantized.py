@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits: the graph dequantizes them and multiplies floats.
+"""Emits ops on weights of 8 and 4 bits: the graph dequantizes the weights and multiplies floats.
 
 Activations aren't rounded on this target: ``ew.quantize_activation`` returns its input. A product is DequantizeLinear
 and MatMul, which onnxruntime merges if groups are along K.
@@ -33,7 +33,7 @@ def _quantize_activation(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> V
 
 
 def _dequantized(b: GraphBuilder, a: Mapping[str, Any]) -> str:
-    """Emits a weight [.., N, K] as floats [.., K, N], without its offsets."""
+    """Emits the weight among the arguments ``a`` as floats [.., K, N], without its offsets; returns its name."""
     weight, scales = a["weight"], a["weight_scales"]
     values = b.stored(str(weight.target), "columns", _integers(a["weight_bits"], a["weight_offsets"]))
     factors = b.scales(str(scales.target), "columns")  # [.., G, N]
@@ -53,9 +53,9 @@ def _integers(bits: int, offsets: object) -> Stored:
 
 
 def _offset_product(b: GraphBuilder, x: str, a: Mapping[str, Any], rank: int) -> str | None:
-    """Emits the offsets' contribution to a product: the sums of x over each group [.., G] times the offsets [.., G, N].
+    """Emits the offsets' part of a product: the sums of x over each group, [.., G], times the offsets [.., G, N].
 
-    Returns None without offsets.
+    Returns None if the weight has no offsets. ``rank`` is the number of dimensions of x.
     """
     if a["weight_offsets"] is None:
         return None
@@ -81,7 +81,7 @@ def _quantized_grouped_linear(b: GraphBuilder, node: Node, a: Mapping[str, Any])
 
 
 def _quantized_embedding(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Emits a lookup of rows, which are then scaled by group. 4-bit rows are gathered as bytes."""
+    """Emits a lookup of rows, which are then dequantized. Rows of 4 bits are gathered as bytes."""
     ids, scales, offsets = b.value(a["ids"]), a["scales"], a["offsets"]
     size = int(b.expressions(node)[-1])
     group = a["group_size"] or size
@@ -114,7 +114,7 @@ def _quantized_embedding(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> s
 
 
 def _four_bits(b: GraphBuilder, packed: str, size: int) -> str:
-    """Unpacks u8 [N, H/2], with two values in each byte, to floats [N, H] from 0 to 15."""
+    """Emits the unpacking of u8 [N, H/2], two values in each byte, to floats [N, H] from 0 to 15."""
     low = b.op("BitwiseAnd", packed, b.constant(np.asarray(15, np.uint8)))
     high = b.op("BitShift", packed, b.constant(np.asarray(4, np.uint8)), direction="RIGHT")
     halves = [b.op("Unsqueeze", half, b.integers(-1)) for half in (low, high)]

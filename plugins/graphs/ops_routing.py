@@ -21,7 +21,7 @@ def _softmax(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _top_k(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Emits the k greatest values, greatest first; in a tie the lower index comes first."""
+    """Emits the k largest values in descending order. Among equal values the lower index comes first."""
     source = a["self"]
     axis = a["dim"] % source.meta["val"].dim()
     inputs = (b.value(source), b.integers(a["k"]))
@@ -29,7 +29,7 @@ def _top_k(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _max(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Emits the greatest value and its first index."""
+    """Emits the largest value along a dimension, and its first index."""
     source = a["self"]
     axis = a["dim"] % source.meta["val"].dim()
     results = b.ops("TopK", (b.value(source), b.integers(1)), 2, axis=axis)

@@ -29,7 +29,7 @@ def _same(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _convert(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Emits a conversion of types. All float types are one type in the graph, and all integer types another."""
+    """Emits a conversion of types. In the graph, all float types are one type, and all integer types another."""
     return b.cast(a["self"], node.meta["val"].dtype)
 
 
@@ -114,7 +114,7 @@ def _cat(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _filled(number: float | None) -> Handler:
-    """Returns the handler for a tensor that is filled with a number; None takes the number from the arguments."""
+    """Returns a handler that emits a tensor filled with ``number``; None takes the number from the op's arguments."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         value = b.number(a["s"] if "s" in a else a["fill_value"] if number is None else number, node.meta["val"].dtype)
@@ -128,7 +128,7 @@ _BY_NAME = (
     *(_reshape, _same, _convert, _permute, _unsqueeze, _squeeze),
     *(_expand, _slice, _select, _split, _unbind, _cat),
 )
-"""Handlers whose names are those of ``SPELLINGS``."""
+"""The handlers in this file, by the names of ``SPELLINGS``."""
 
 HANDLERS: Mapping[Any, Handler] = {
     **of_each(

@@ -1,4 +1,6 @@
-"""Writes the weights of an ONNX graph into the bundle's blobs, as external data that the graph refers to by offset."""
+"""Writes the weights of an ONNX graph into the bundle's blobs. They are external data, to which the graph refers by
+offset.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +29,29 @@ Form = Literal["rows", "columns"]
 """The order of a weight's axes: the program's, [.., N, K], or with the last two exchanged for a product, [.., K, N]."""
 
 Stored = Literal["f32", "bf16", "f16", "fp8", "i8", "i4", "u4 less 8", "i4 pairs", "u4 pairs"]
-"""The storage of elements. Those of 4 bits are two in a byte, the first in its low half; as pairs they are the bytes u8
-[.., K/2] to the graph, for operators without 4-bit types. 0 .. 15 less 8 is i4: TensorRT has no u4."""
+"""The type of a weight's stored elements. Two values of 4 bits are in a byte, the first in its low half. "pairs" are
+such bytes as u8 [.., K/2] in the graph, for operators without 4-bit types. "u4 less 8" is 0 .. 15 less 8, as i4,
+because TensorRT has no u4.
+"""
 
 _DTYPES: Mapping[Stored, Dtype] = {"u4 less 8": "i4", "i4 pairs": "i4", "u4 pairs": "u4"}
-"""The types of those that are not called as these are."""
+"""The types of those stored elements that have another name."""
 _MOST_F16 = 65504
 _LEAST_SCALE: Mapping[Stored, float] = {"f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-24}
-"""The least positive scale by its type. For f16 it is subnormal: 127 of it are less than 1e-5."""
+"""The smallest positive scale of each type. The one of f16 is subnormal, but 127 times it is less than 1e-5."""
 _CHUNK_BYTES = 32 << 20
-"""A weight is transposed and written in pieces of about this size."""
+"""The approximate size of the pieces in which a weight is transposed and written."""
 
 
 class ExternalWeights:
-    """Writes weights into the bundle when they are first requested, once for each form and type.
+    """Writes weights into the bundle when they are first needed, once for each form and type.
 
     Args:
         writer: the bundle's writer.
         progress: called with the stage "emit", for each weight.
         total: the number of weights in the program.
-        suffix: a suffix of their names in the bundle, since another target may store the same weight in another type.
+        suffix: a suffix of the weights' names in the bundle, since another target may store the same weight in another
+            type.
     """
 
     def __init__(self, writer: BundleWriter, progress: Progress, total: int, suffix: str = "onnx") -> None:
@@ -59,7 +64,7 @@ class ExternalWeights:
         self._names: set[str] = set()
 
     def add(self, name: str, expr: WeightExpr, form: Form, stored: Stored, *, positive: bool = False) -> TensorProto:
-        """Returns the initializer for a weight of the program, and writes its data unless that was done before.
+        """Returns an initializer that refers to a weight's data, which is written first if necessary.
 
         One weight is in memory at a time, or one expert of a weight that is stored expert by expert.
 
@@ -68,9 +73,8 @@ class ExternalWeights:
             expr: the weight's values.
             form: the order of its axes.
             stored: the type of its elements.
-            positive: True for scales, which may not be 0. The scale of a group of zeros becomes the least positive
-                number:
-                TensorRT-RTX refuses 0, and the products are the same.
+            positive: True for scales, which may not be 0 as TensorRT-RTX rejects it. The scale of a group of zeros
+                becomes the smallest positive number, with the same products.
 
         Raises:
             SourceError: its values aren't finite.
@@ -85,8 +89,8 @@ class ExternalWeights:
         return self._tensors[key]
 
     def add_panels(self, name: str, expr: WeightExpr, packing: Packing) -> TensorProto:
-        """Returns the initializer for a weight in the kernels' layout, which shares the bytes of the cpu target's
-        weight if possible.
+        """Returns an initializer for a weight in the kernels' layout. It shares the bytes of the cpu target's weight if
+        possible.
         """
         label = f"{name}.{self._suffix}.panels"
         if label not in self._panels:
@@ -112,7 +116,7 @@ class ExternalWeights:
 
 
 def _external(name: str, entry: TensorEntry, element: int, dims: tuple[int, ...]) -> TensorProto:
-    """Returns a tensor that refers to data in a blob."""
+    """Returns a tensor that refers to the data of ``entry`` in a blob. ``element`` is ONNX's type of the elements."""
     tensor = TensorProto(name=name, data_type=element, dims=dims, data_location=TensorProto.EXTERNAL)
     for field, value in (
         ("location", blob_path(entry.blob)),
@@ -124,7 +128,9 @@ def _external(name: str, entry: TensorEntry, element: int, dims: tuple[int, ...]
 
 
 def _chunks(name: str, expr: WeightExpr, form: Form, stored: Stored, positive: bool) -> Iterator[Array]:
-    """Yields the stored elements in order."""
+    """Yields the stored elements of a weight in order, in pieces. The arguments are those of
+    ``ExternalWeights.add``.
+    """
     for part in pieces(expr):
         value = part.evaluate()
         if positive:

@@ -1,1 +1,1 @@
-"""The C++ core under the targets: the interpreter of lowered programs, the sampler, and their Python interface."""
+"""The C++ core that several targets share: the interpreter of lowered programs, the sampler, and Python wrappers."""

@@ -1,7 +1,6 @@
-"""A lowered program made ready to run on the CPU; free of torch.
+"""Loads a lowered program into the C++ interpreter, to run it on the CPU. It doesn't import torch.
 
-The class hands a ``LoweredProgram`` to the C++ interpreter, which verifies all that doesn't depend on sizes while it is
-built, and the rest on every step.
+The interpreter verifies everything that doesn't depend on sizes when the program is built, and the rest on every step.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ if TYPE_CHECKING:
     from ..cpu._cpu import OperandTuple
 
 NUMERICS_VERSION = 3
-"""The version of the order of sums and of what KV caches store, docs/inside/numerics.md. A change that gives other
-bits is another number: keys and values that were kept on a disk are then computed again."""
+"""The version of the order of sums and of the contents of KV caches (docs/inside/numerics.md). A change that gives
+other bits raises it, so that keys and values stored on disk are computed again.
+"""
 
 _SIZES = {"T": (0, 1, 0, 0), "B": (0, 0, 1, 0), "B+1": (1, 0, 1, 0), "R": (0, 0, 0, 1)}  # as Affine has them
 _EXPORT_AGAIN = "Export the bundle again."
@@ -47,51 +47,59 @@ TUNABLES: Mapping[str, int] = {
     "split_tiles": 1 << 20,
     "spin_microseconds": 1_000_000,
 }
-"""The fields of ``Tuning`` in plugins/cpu/kernels/tuning.h, which ``CpuProgram`` takes, each with its largest value."""
+"""The fields of ``Tuning`` in plugins/cpu/kernels/tuning.h -> the largest value of each, for ``CpuProgram``'s
+``tuning``.
+"""
 
 _PROBES = (1, 1, 1), (1, 29, 1), (2, 7, 3), (5, 1, 5)
-"""Requests, tokens of each and rows of steps that ``check_memory`` lays out: sizes whose T, B and R tell each other
-apart, small enough for the memory of any machine that has the weights."""
+"""Sizes of the steps for which ``check_memory`` checks the layout: (requests, tokens of each, rows).
+
+They tell T, B and R apart, and are small enough for the memory of any machine that holds the weights.
+"""
 
 RUN_STEP_FOR_TVM, RUN_LOOP_FOR_TVM = _cpu.RUN_STEP_FOR_TVM, _cpu.RUN_LOOP_FOR_TVM
-"""Addresses of C functions: a packed function of TVM, and one in the place of TVMBackendParallelLaunch."""
+"""Addresses of C functions: a packed function of TVM that runs a step, and a replacement of
+TVMBackendParallelLaunch.
+"""
 
 _Result = TypeVar("_Result")
 _LARGEST = 2**31 - 1  # of a weight's or a cache's sizes, so that C++ takes them
 
 
 Watcher = Callable[[int, bool, list[npt.NDArray[Any] | None]], None]
-"""Called with a step's index, whether it is about to run or has just run, and views of its inputs or of its outputs.
+"""A function that is called before and after each step of a program.
 
-The views are valid until it returns; None for weights, step inputs and caches. What is written to
-them is what the program continues with. A step with nothing to do is left out.
+Its arguments are the step's index, True before and False after the step, and views of its inputs (before) or of its
+outputs (after). A view is None for weights, step inputs and caches. The views are valid until the function returns; the
+program continues with the values that it writes to them. Steps that have nothing to do are left out.
 """
 
 
 class CpuProgram:
     """A program with its weights, KV caches and threads.
 
+    ``run`` may be called from several threads; the calls run one at a time.
+
     Args:
         lowered: the program, with memory planned (every buffer has an offset).
-        weights: the memory of every weight the program uses, by name: C-contiguous, 64-byte aligned, packed in the
+        weights: the memory of every weight that the program uses, by name: C-contiguous, 64-byte aligned, packed in the
             program's layout. Only the bytes matter, not the array's dtype and shape. The arrays are kept alive, and may
             be read-only maps of a file.
-        blocks: number of KV blocks P of each cache group, by name. Cache memory is address space until it is written.
-        threads: 0 means the cores this process may use, by affinity and cgroup quota.
-        isa: one of ``isas()``; None means the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
-        tuning: ``TUNABLES`` by name: how work is divided into tasks, and how long threads spin. A missing one, or 0,
-            means the kernels' own choice. Logits are bit-equal for any.
+        blocks: the number of KV blocks P of each cache group, by name. Cache memory is only address space until it is
+            written.
+        threads: the number of threads; 0 means the cores that this process may use, by affinity and cgroup quota.
+        isa: one of ``isas()``; None means the best. Logits are bit-equal for any ``threads``, but not for any ``isa``.
+        tuning: ``TUNABLES`` by name, for the division of work into tasks and the time that threads spin. A missing one,
+            or 0, means the kernels' own choice. Logits are bit-equal for all values.
         exchange: the exchange with the other ranks, if the program has several. Every rank runs the same steps.
-        offload: the number of blocks in memory for each cache group, in layers with adaptive context. Other blocks are
-            in an unnamed file in its folder. Other layers have all blocks in memory. None: all layers have.
+        offload: the number of blocks in memory for each cache group, in layers with adaptive context. Their other
+            blocks are in an unnamed file in its folder. Other layers have all blocks in memory. None: all layers have.
 
     Raises:
         BundleError: the program or a weight is inconsistent; names step, operand and module path.
         CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
-        OffloadError: no file can be made in the folder of ``offload``.
+        OffloadError: no file can be created in the folder of ``offload``.
         EnginewrightError: ``blocks``, ``threads``, ``isa`` or ``tuning`` is out of range.
-
-    ``run`` may be called from several threads; the calls run one at a time.
     """
 
     def __init__(
@@ -126,27 +134,30 @@ class CpuProgram:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of all KV caches."""
+        """The bytes of all KV caches together."""
         return self._executor.cache_bytes
 
     @property
     def offload_counts(self) -> dict[str, int]:
-        """Blocks of a layer that were in memory when they were needed, and those read, written and lost."""
+        """The numbers of a layer's blocks that were in memory when needed, and that were read, written and lost, by
+        name.
+        """
         return dict(zip(("in_memory", "read", "written", "lost"), self._executor.offload_counts, strict=True))
 
     def copy_offloaded(self, group: str, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks of a group that has ``slots``, (from, to). Raises OffloadError."""
+        """Copies blocks, as pairs (from, to), of a cache group with offloaded blocks. Raises OffloadError."""
         self._asked(lambda: _cpu.copy_offloaded(self._executor, group, pairs))
 
     @property
     def ring_pairs(self) -> list[int]:
-        """The work of each rank in attention where ranks divide keys: numbers of (token, split of 512 keys) of a
-        layer."""
+        """The attention work of each rank if ranks divide keys, as pairs (token, split of 512 keys) of a layer; [] if
+        they don't.
+        """
         return self._executor.ring_pairs
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of intermediate values; grows with the largest step so far."""
+        """The bytes of intermediate values. They grow with the largest step so far."""
         return self._executor.arena_bytes
 
     @property
@@ -159,7 +170,7 @@ class CpuProgram:
 
     @property
     def expert_rows(self) -> dict[str, list[int]]:
-        """The rows that each expert has computed since the program was opened, by the layer's module."""
+        """The number of rows that each expert has computed since the program was opened, by the layer's module."""
         return {self.lowered.steps[step].where: rows for step, rows in _cpu.expert_rows(self._executor).items()}
 
     def run(self, step: StepInput) -> StepOutput:
@@ -175,18 +186,18 @@ class CpuProgram:
         return StepOutput(tokens=tokens[:runs])
 
     def interrupt(self) -> None:
-        """Ends a step with several runs after the current run; safe from any thread."""
+        """Ends a step with several runs after the current run. It can be called from any thread."""
         self._executor.interrupt()
 
     def profile(self, step: StepInput) -> tuple[StepOutput, npt.NDArray[np.float64]]:
-        """Runs a step once, and also returns the seconds of each step of the program, [steps]."""
+        """Runs a step. Returns its output, and the seconds of each step of the program, [steps]."""
         output, extra = self._run(step, profile=True)
         return output, np.asarray(extra["seconds"])
 
     def trace(self, step: StepInput, index: int) -> list[npt.NDArray[np.generic]]:
-        """Runs as ``run`` does; returns copies of the outputs of the program's step ``index``.
+        """Runs a step, and returns copies of the outputs of the program's step ``index``.
 
-        The list is empty if the step had nothing to do. Raises RequestError if there is no such step.
+        The list is empty if that step had nothing to do. Raises RequestError if there is no such step.
         """
         if not 0 <= index < len(self.lowered.steps):
             raise RequestError(f"step {index} is not in [0, {len(self.lowered.steps)})")
@@ -200,7 +211,7 @@ class CpuProgram:
         return written
 
     def watch(self, step: StepInput, watcher: Watcher) -> StepOutput:
-        """Runs as ``run`` does, and calls ``watcher`` before and after each step of the program; see ``Watcher``."""
+        """Runs a step, and calls ``watcher`` before and after each step of the program."""
 
         def named(index: int, before: bool, arrays: list[npt.NDArray[Any] | None]) -> None:
             one = self.lowered.steps[index]
@@ -224,13 +235,17 @@ class CpuProgram:
         return _cpu.cache_arrays(self._executor, group, layer)
 
     def cache_memory(self, group: str, layer: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        """Views of the bytes of a layer's keys and values, [P, Nkv, bytes of a block and head]. For tests and tools."""
+        """Returns views of the bytes of a layer's keys and values, [P, Nkv, bytes of a block and head]. For tests and
+        tools.
+        """
         return _cpu.cache_memory(self._executor, group, layer)
 
     def check_memory(self) -> None:
-        """Checks the memory layout of steps of some sizes without running them. Each group needs at least one block.
+        """Checks the memory layout of steps of some sizes without running them. Each cache group needs at least one
+        block.
 
-        Raises BundleError if a buffer exceeds the arena or overwrites one that is still read; CapacityError.
+        Raises BundleError if a buffer exceeds the arena or overwrites one that is still read, CapacityError if there is
+        too little memory.
         """
         for sizes in _PROBES:
             try:
@@ -246,12 +261,15 @@ class CpuProgram:
         return self._asked(lambda: _cpu.begin_for_tvm(self._executor, step.arrays))
 
     def end_for_tvm(self) -> None:
-        """Raises RequestError if a step that was called since then failed."""
+        """Ends the step that ``begin_for_tvm`` began. Raises RequestError if a call of the library's failed."""
         self._asked(_cpu.end_for_tvm)
 
     def post(self, step: StepInput, link: _cpu.RankLink) -> None:
-        """Starts a step on all other ranks. Raises RequestError, CapacityError without shared memory for its inputs,
-        and RuntimeError if a rank is lost."""
+        """Starts a step on all other ranks.
+
+        Raises RequestError for an invalid step, CapacityError without shared memory for its inputs, and RuntimeError if
+        a rank is lost.
+        """
         self._asked(lambda: link.post(self._executor, step.arrays))
 
     def run_posted_steps(self, link: _cpu.RankLink) -> None:
@@ -259,11 +277,16 @@ class CpuProgram:
         link.run_posted_steps(self._executor)
 
     def packed(self, step: StepInput) -> npt.NDArray[np.uint8]:
-        """Returns a step's inputs as bytes, for ``run_packed`` of a rank on another machine. Raises RequestError."""
+        """Returns a step's inputs as bytes, for ``run_packed`` on another machine. Raises RequestError for an invalid
+        step.
+        """
         return self._asked(lambda: _cpu.pack_step(self._executor, step.arrays))
 
     def run_packed(self, step: npt.NDArray[np.uint8]) -> None:
-        """Runs such a step. Raises ValueError naming the input that is wrong, RuntimeError where bytes are missing."""
+        """Runs a step from the bytes of ``packed``.
+
+        Raises ValueError naming the input that is wrong, RuntimeError if bytes are missing.
+        """
         _cpu.run_packed_step(step, self._executor)
 
     def _asked(self, run: Callable[[], _Result]) -> _Result:
@@ -301,7 +324,7 @@ class CpuProgram:
 
 
 def isas() -> list[str]:
-    """Returns the instruction sets that this processor can run, best first; a build for one processor has one.
+    """Returns the instruction sets that this CPU can run, best first. A build for a single CPU model has one.
 
     All are avx512_amx (with BF16 and VNNI), avx512_bf16 (with VNNI), avx512_vnni, avx512, avx2_vnni, avx2 and portable.
     """
@@ -331,7 +354,9 @@ def _executor(
 
 
 def logprobs_wanted(sampling: SamplingBatch | None) -> int:
-    """Returns the number of log-probabilities for C++: -1 for none."""
+    """Returns the number of log-probabilities that the sampling options request for each row; -1 for none, as C++ needs
+    it.
+    """
     return -1 if sampling is None or sampling.logprobs is None else sampling.logprobs
 
 
@@ -365,7 +390,7 @@ def _check_sizes(subject: str, sizes: Iterable[int]) -> None:
 
 
 def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic]]) -> _cpu.Program:
-    """Returns the C++ program. Raises ValueError naming the invalid part."""
+    """Builds the C++ program. Raises ValueError naming the invalid part."""
     program = _cpu.Program()
     for region, size in lowered.regions:
         program.set_region(region, Affine.parse(size).coefficients())

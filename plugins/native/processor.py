@@ -1,4 +1,4 @@
-"""Reads the processor's name and its instructions."""
+"""Reads the CPU's name and its instruction sets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """Returns the processor's name, or its architecture if the system doesn't know the name."""
+    """Returns the CPU's name, or its architecture if the system doesn't know the name."""
     return proc_field(cpuinfo, "model name") or platform.processor() or platform.machine()
 
 
 def processor_features() -> tuple[str, ...]:
-    """Returns the processor's instruction-set flags, with Linux's names; () if the system doesn't list them."""
+    """Returns the CPU's instruction-set flags, with Linux's names; () if the system doesn't list them."""
     return tuple(proc_field(_CPUINFO, "flags").split())

@@ -1,4 +1,4 @@
-"""The sampler alone, for targets whose programs end with logits: the tokens that the cpu target draws from these."""
+"""The sampler alone, for targets whose programs end with logits. It draws the same tokens as the cpu target."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .executable import logprobs_wanted
 
 
 class RowSampler:
-    """The sampler with threads of its own, which sleep between calls. They change no result; calls run one at a time.
+    """The sampler, with threads of its own, which sleep between calls. Calls from several threads run one at a time.
 
-    Raises CapacityError if the system refuses to start the threads.
+    Results don't depend on the number of threads. Raises CapacityError if the system refuses to start them.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -38,6 +38,8 @@ class RowSampler:
         A row with a logit that is NaN or +infinity gets ``NO_TOKEN``; other rows aren't affected.
 
         Args:
+            logits: the logits.
+            sampling: the options of each row.
             return_logits: True adds the logits to the output.
 
         Raises:
@@ -53,12 +55,16 @@ class RowSampler:
     def of_drawn(
         self, tokens: Int32Array, logits: FloatArray | None, sampling: SamplingBatch, *, return_logits: bool
     ) -> StepOutput:
-        """Returns the result of ``sample`` for tokens [R] that were drawn elsewhere.
+        """Returns the output of ``sample`` for tokens [R] that a GPU has drawn.
 
         Args:
-            logits: [R, V] that they were drawn from; may be None if neither they nor logprobs are requested.
+            tokens: the tokens.
+            logits: the logits [R, V] from which they were drawn; None if neither they nor logprobs are requested.
+            sampling: the options of each row.
+            return_logits: True adds the logits to the output.
 
-        Raises RequestError if logprobs are requested that can't be computed.
+        Raises:
+            RequestError: logprobs are requested that can't be computed.
         """
         output = StepOutput(tokens=tokens, outputs=as_outputs(logits if return_logits else None))
         if sampling.logprobs is None:

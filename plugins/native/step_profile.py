@@ -1,4 +1,4 @@
-"""Adds up the time of a program's steps over any number of runs; free of torch."""
+"""Adds up the times of a program's steps over any number of runs. It doesn't import torch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .executable import CpuProgram
 
 @dataclass(frozen=True)
 class StepTotal:
-    """Steps of the program that have their key in common.
+    """The total of a group of a program's steps.
 
     Attributes:
-        key: the op, or the module path.
+        key: the op or the module path that they have in common.
         calls: the number of kernel calls, over all runs.
-        seconds: the time of these calls together, in seconds.
-        cost: bytes and multiply-adds of these calls together; see ``step_costs``.
+        seconds: the time of these calls together.
+        cost: the bytes and multiply-adds of these calls together; see ``step_costs``.
     """
 
     key: str
@@ -45,13 +45,13 @@ class _Runs:
 
 
 class StepProfile:
-    """Sums the seconds, bytes and multiply-adds of each step of a program. It isn't thread-safe.
+    """Adds up the seconds, bytes and multiply-adds of each step of a program. It isn't thread-safe.
 
-    Without a profile, no clock is read.
+    A program without a profile reads no clock.
 
     Attributes:
         runs: the number of runs added.
-        seconds: duration of these runs for the caller: kernels, checks of the inputs, sampling, copies of logits.
+        seconds: the duration of these runs for the caller: kernels, checks of the inputs, sampling, copies of logits.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class StepProfile:
     def add(
         self, lowered: LoweredProgram, sizes: StepSizes, seconds: npt.NDArray[np.float64], whole: float | None = None
     ) -> None:
-        """Adds one run: ``seconds`` [steps] of ``CpuProgram.profile``, and the duration ``whole`` of the run for the
+        """Adds one run: ``seconds`` [steps] from ``CpuProgram.profile``, and ``whole``, the run's duration for the
         caller.
         """
         runs = self._runs.setdefault((id(lowered), sizes), _Runs(lowered, sizes))
@@ -80,7 +80,7 @@ class StepProfile:
 
     @property
     def kernels(self) -> float:
-        """Returns the seconds of all steps of the program; the rest of ``seconds`` is work around them."""
+        """The seconds of all steps of the program. The rest of ``seconds`` is work around them."""
         return sum(float(r.seconds.sum()) for r in self._runs.values())
 
     def by_op(self) -> list[StepTotal]:
@@ -88,7 +88,7 @@ class StepProfile:
         return self.totals(lambda step: step.op)
 
     def totals(self, key: Callable[[Step], str]) -> list[StepTotal]:
-        """Returns the totals of steps grouped by ``key``, the longest first."""
+        """Returns the totals of groups of steps, the longest first. ``key`` returns the group of a step."""
         calls: defaultdict[str, int] = defaultdict(int)
         seconds: defaultdict[str, float] = defaultdict(float)
         costs: defaultdict[str, StepCost] = defaultdict(StepCost)
@@ -104,6 +104,6 @@ class StepProfile:
 
 
 def sizes_of(step: StepInput) -> StepSizes:
-    """Returns the sizes of a step's inputs."""
+    """Returns the sizes of a step: the tokens and the context of each request."""
     lengths: Sequence[int] = step.counts.tolist()
     return StepSizes(tuple(lengths), tuple(step.kv_len.tolist()), len(step.rows))

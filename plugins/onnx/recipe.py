@@ -1,4 +1,4 @@
-"""[onnx] of a recipe."""
+"""The table [onnx] of a recipe."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from enginewright.passes.formats.section import Section
 
 
 class OnnxSection(Section):
-    """Further files, which run in the place of the standard one.
+    """The variants that are written in addition to the standard file. The runtime prefers them.
 
     Attributes:
         floats: adds a variant with activations, float weights and caches of 16 bits, for GPUs.
         contrib: adds a variant with onnxruntime's own operators, for CPUs.
-        kernels: adds a variant with products by the cpu target's kernels as well; preferred to ``contrib``.
+        kernels: adds a variant that also computes products with the cpu target's kernels; preferred to ``contrib``.
     """
 
     floats: Literal["f16", "bf16"] | None = None

@@ -1,8 +1,8 @@
-"""Messages between ranks that share no memory, over TCP.
+"""Messages over TCP between ranks that share no memory.
 
-The connections aren't encrypted or authenticated, so they belong on a private network. Ranks read and write in the call
-that waits. gloo of torch.distributed uses a thread of its own instead; with it a token of SmolLM2 by tensor=2 took
-143 ms over 10 Gbit/s on two cores, and with this module 22 ms (benchmarks/notes/ranks.md).
+The connections aren't encrypted or authenticated, so they belong on a private network. A rank reads and writes in the
+thread that waits for the message. gloo of torch.distributed uses a thread of its own instead. With gloo a token of
+SmolLM2 by tensor=2 took 143 ms over 10 Gbit/s on two cores, and with this module 22 ms (benchmarks/notes/ranks.md).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class SilentRankError(Exception):
-    """A rank sends nothing, or can't be reached; ``rank`` is its number."""
+    """An error of a rank that sends nothing, or can't be reached; ``rank`` is its number."""
 
     def __init__(self, rank: int, problem: str) -> None:
         super().__init__(problem)
@@ -46,20 +46,20 @@ class SilentRankError(Exception):
 
 
 class LostRanksError(Exception):
-    """A collective failed: some rank sends nothing, or can't be reached. Which one is said by none."""
+    """An error of a collective: some rank sends nothing, or can't be reached, but it is unknown which."""
 
 
 class Mail:
-    """Messages between ranks.
+    """The messages that one rank exchanges with the others.
 
     Args:
         rank: the number of this rank.
         machines: the address of each rank's machine.
-        timeout: seconds to wait for a message.
+        timeout: the seconds to wait for a message.
 
     Attributes:
-        moved: number of messages that this rank's programs have sent or received.
-        sent_bytes: bytes of the sent messages.
+        moved: the number of calls of ``move``, in which programs exchange values.
+        sent_bytes: the bytes that were sent in them.
     """
 
     def __init__(self, rank: int, machines: Sequence[str], timeout: float) -> None:
@@ -70,19 +70,19 @@ class Mail:
         self.moved = self.sent_bytes = 0
 
     def open(self, store: TCPStore) -> None:
-        """Connects to all others, when they do. Raises RuntimeError if one doesn't in time."""
+        """Connects to all other ranks, which must call it too. Raises RuntimeError if one doesn't in time."""
         self._group = Connections(store, self._rank, self._machines, max(self._seconds, 30.0))
 
     def close(self) -> None:
-        """Closes the connections to other ranks; a rank that waits for a value gets an error."""
+        """Closes the connections to other ranks. A rank that waits for a message of this one gets an error."""
         if self._group is not None:
             self._group.close()
 
     def move(self, to: list[int], own: Bytes, sources: list[int], theirs: list[Bytes]) -> None:
-        """Sends ``own`` to the ranks ``to`` and receives ``theirs`` from the ranks ``sources``. Implements
-        `_cpu.MessageExchange`.
+        """Sends ``own`` to the ranks ``to``, and fills each array in ``theirs`` with the message of the rank in
+        ``sources``.
 
-        Raises SilentRankError.
+        It is the ``move`` of `_cpu.MessageExchange`. Raises SilentRankError.
         """
         self.moved += 1
         self.sent_bytes += len(to) * own.size
@@ -96,7 +96,10 @@ class Mail:
         self._finish(sending)
 
     def post(self, step: Bytes, copies: Bytes) -> None:
-        """Sends a step to all others; of rank 0. Raises SilentRankError where one doesn't take those before."""
+        """Sends a step, and the blocks to copy, to all others; only rank 0 calls it.
+
+        Raises SilentRankError if a rank doesn't receive earlier steps.
+        """
         others = [rank for rank in range(len(self._machines)) if rank != self._rank]
         head = np.array([step.size, copies.size], np.int64).view(np.uint8)
         whole = np.concatenate([head, step, copies])
@@ -107,7 +110,10 @@ class Mail:
             self._send_later(whole[_FIRST:].copy(), others, _STEPS)
 
     def next_step(self) -> tuple[Bytes, Bytes]:
-        """Waits without limit for the next step's bytes. Raises SilentRankError if rank 0 has ended."""
+        """Waits, without a time limit, for the next step. Returns its bytes and those of the copies.
+
+        Raises SilentRankError if rank 0 has ended.
+        """
         first = np.empty(_FIRST, np.uint8)
         self._finish([self._receive(first, 0, _STEPS)], _FOREVER)
         begin = 8 * _SIZES
@@ -129,7 +135,9 @@ class Mail:
         return works
 
     def _send_later(self, message: Bytes, to: Sequence[int], tag: int) -> None:
-        """Starts sending a message, and waits for the oldest unfinished ones if there are many."""
+        """Starts sending a message without waiting for its end. If many messages are unfinished, it waits for the
+        oldest.
+        """
         self._unread.append((message, self._send(message, to, tag)))
         while len(self._unread) > 4 * len(self._machines):
             self._finish(self._unread.popleft()[1])
@@ -160,15 +168,16 @@ _HELLO = struct.Struct("<32sii")
 
 
 class Connections:
-    """A TCP connection between any two ranks for each tag.
+    """The TCP connections of one rank: one to each other rank for each tag.
+
+    A tag names a sequence of messages. The methods raise RuntimeError if another rank can't be reached.
 
     Args:
-        store: a store that all ranks have joined; it has each rank's address, and the secret that begins a connection.
+        store: a store that all ranks have joined, with each rank's address, and the secret with which connections
+            begin.
         rank: the number of this rank.
         machines: the address of each rank's machine.
-        seconds: maximum time to wait for the others.
-
-    Its methods raise RuntimeError if another rank can't be reached.
+        seconds: the maximum time to wait for the others.
     """
 
     def __init__(self, store: TCPStore, rank: int, machines: Sequence[str], seconds: float) -> None:
@@ -195,7 +204,9 @@ class Connections:
             raise RuntimeError(str(e)) from e
 
     def _accept(self, listener: socket.socket, secret: bytes, limit: float) -> None:
-        """Takes a connection of a rank, or refuses one of a stranger."""
+        """Accepts a connection if it begins with the secret, and otherwise closes it. ``limit`` is a time of
+        ``time.monotonic``.
+        """
         connection, _ = listener.accept()
         connection.settimeout(max(0.01, min(5.0, limit - time.monotonic())))
         hello = b""
@@ -208,22 +219,22 @@ class Connections:
             connection.close()
 
     def send(self, message: Bytes, rank: int, tag: int) -> _Sending:
-        """Starts to send a message, which mustn't change until the returned work has been waited for."""
+        """Starts to send a message. It mustn't change until ``wait`` of the result has returned."""
         return self._links[rank, tag].send(message.data)
 
     def recv(self, array: Bytes, rank: int, tag: int) -> _Receiving:
-        """Starts receiving the next message of a rank into ``array``; waiting for it reads it."""
+        """Returns the receiving of the next message of a rank into ``array``; its ``wait`` reads the message."""
         return _Receiving(self._links[rank, tag].socket, array.data)
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         for link in self._links.values():
             with contextlib.suppress(OSError):
                 link.socket.shutdown(socket.SHUT_RDWR)
 
 
 class _Link:
-    """One end of a connection."""
+    """This rank's end of one connection."""
 
     def __init__(self, made: socket.socket) -> None:
         self.socket = made
@@ -238,7 +249,7 @@ class _Link:
                 made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: memoryview) -> _Sending:
-        """Sends the bytes that the system accepts at once; a thread sends the rest, if there is any."""
+        """Sends the bytes that the system accepts at once. A thread sends the rest, if there is any."""
         sending = _Sending(message)
         with self._lock:
             if not self._unsent:
@@ -250,7 +261,7 @@ class _Link:
         return sending
 
     def _push(self, sending: _Sending) -> None:
-        """Sends as much as is taken."""
+        """Sends as many bytes as the system accepts now."""
         try:
             while sending.left:
                 sending.left = sending.left[self.socket.send(sending.left) :]
@@ -276,7 +287,7 @@ class _Link:
 
 
 class _Sending:
-    """A message on its way."""
+    """A message that is being sent."""
 
     def __init__(self, message: memoryview) -> None:
         self.left, self.problem, self.done = message, "", threading.Event()
@@ -292,7 +303,7 @@ class _Sending:
 
 
 class _Receiving:
-    """A message that is to come."""
+    """A message that is expected."""
 
     def __init__(self, link: socket.socket, array: memoryview) -> None:
         self._socket, self._left = link, array
@@ -322,7 +333,7 @@ class _Receiving:
 def packed_step(groups: Sequence[str], step: StepInput, ports: Sequence[str] = ()) -> Bytes:
     """Returns a step as bytes, for ranks that don't sample.
 
-    ``groups``: the order of the cache groups. ``ports``: further arrays, as in ``ExecutorCaps.ports``.
+    ``groups`` has the names of the cache groups in order; ``ports`` names further arrays, as in ``ExecutorCaps.ports``.
     """
     words = packed_words(step, port_names(groups, ports))
     none = np.zeros(0, np.int32)
@@ -332,7 +343,7 @@ def packed_step(groups: Sequence[str], step: StepInput, ports: Sequence[str] = (
 
 
 def unpacked_step(groups: Sequence[str], packed: Bytes, ports: Sequence[str] = ()) -> StepInput:
-    """Returns the step that ``packed_step`` packed, without sampling and without the results to return."""
+    """Returns the step that ``packed_step`` packed, without sampling options and without requested outputs."""
     numbers = packed.copy().view(np.int32)
     arrays, at = unpacked_words(numbers, port_names(groups, ports))
     count = 2 * len(groups)
@@ -347,7 +358,7 @@ def unpacked_step(groups: Sequence[str], packed: Bytes, ports: Sequence[str] = (
 
 
 def packed_copies(groups: Sequence[str], copies: Mapping[str, Int32Array]) -> Bytes:
-    """Returns a step's ``copies`` as bytes: for each cache group their number, then the pairs."""
+    """Returns a step's ``copies`` as bytes: for each cache group the number of pairs, then the pairs (from, to)."""
     none = np.zeros((0, 2), np.int32)
     lists = [copies.get(group, none).reshape(-1) for group in groups]
     parts = [np.array([pairs.size // 2, *pairs], np.int32) for pairs in lists]

@@ -1,7 +1,7 @@
 """Controls the ranks other than 0 from rank 0: starts them, sends settings and steps, monitors and ends them.
 
-``Places`` decides where they run. If a rank dies, or sends nothing for too long, all are ended: every later step raises
-an error that names the rank.
+``Places`` decides where they run. If a rank dies, or sends nothing for too long, all are ended, and every later step
+raises an error that names the rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .records import RankReply, Report
 
 _LOOK_SECONDS = 0.25
 _REPORT_SECONDS = 3.0
-"""The time that a rank which seems lost has to report whom it waits for itself."""
+"""The seconds that a rank which seems lost has for a report, in which it may name another rank that it waits for."""
 
 _ERRORS = {
     kind.__name__: kind for kind in (BundleError, CapacityError, MissingDependencyError, RequestError, TargetError)
@@ -41,36 +41,37 @@ _ERRORS = {
 
 
 class Places(Protocol):
-    """The places where the ranks except the first run."""
+    """The places where the ranks other than 0 run."""
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """The address of each rank's machine, rank 0's included, that the others reach it by."""
+        """The address of each rank's machine, rank 0's included, at which the others reach it."""
 
     def start(self, address: str) -> None:
-        """Has ``rank.serve_rank(address, rank, ...)`` run for each rank from 1 on."""
+        """Starts each rank from 1 on, so that it runs ``rank.serve_rank(address, rank, ...)``."""
 
     def ended(self, rank: int) -> str:
-        """Returns a description of how a rank has ended, such as "was killed by SIGKILL"; "" while it runs."""
+        """Returns how a rank has ended, such as "was killed by SIGKILL"; "" while it runs."""
 
     def close(self) -> None:
-        """Ends them all; may be called again."""
+        """Ends all ranks; may be called again."""
 
 
 class OtherRanks:
-    """The ranks except the first, as rank 0 reaches them.
+    """Rank 0's control of the other ranks.
 
     Args:
         how: the partition, with as many ranks as there are places.
         places: the places where ranks run; ``close`` closes them too.
-        patience: seconds that a rank waits for a message of another one.
+        patience: the seconds that a rank waits for a message of another one.
 
     Attributes:
-        mail: messages between rank 0 and the others, once they are ready.
+        mail: the messages between rank 0 and the others, once they are ready.
         store: the store through which they connected.
-        problem: a description of how a rank was lost, or that this object was closed; "" while all run.
+        problem: how a rank was lost, or that this object was closed; "" while all run.
 
-    Raises EnginewrightError if no port can be opened.
+    Raises:
+        EnginewrightError: no port can be opened.
     """
 
     def __init__(self, how: Partition, places: Places, patience: float) -> None:
@@ -86,13 +87,13 @@ class OtherRanks:
         self.mail = Mail(0, places.machines, patience)
 
     def start(self, settings: Mapping[int, Record]) -> None:
-        """Has each rank open its part, by its settings."""
+        """Stores each rank's settings and starts the ranks, which then open their parts."""
         for rank, setting in settings.items():
             self.store.set(f"setting/{rank}", msgspec.json.encode(setting).decode())
         self._places.start(f"{self._places.machines[0]}:{self.store.port}")
 
     def wait_until_ready(self) -> None:
-        """Waits until all ranks have opened their parts and are connected; from then on they are monitored.
+        """Waits until all ranks have opened their parts and are connected. From then on they are monitored.
 
         Raises a rank's error, and EnginewrightError if a rank died or they can't reach each other.
         """
@@ -124,15 +125,19 @@ class OtherRanks:
             raise EnginewrightError(self.problem, hint=self._hint)
 
     def lose(self, rank: int, problem: str, cause: BaseException) -> NoReturn:
-        """Raises EnginewrightError after a rank sent nothing in time; finds out if it or one that it waits for is
-        lost.
+        """Raises EnginewrightError after ``rank`` sent nothing in time.
+
+        It first finds out which rank is lost: this one, or one that it waits for. ``problem`` says for the message what
+        the rank did.
         """
         self.find_lost(rank, problem)
         raise EnginewrightError(self.problem, hint=self._hint) from cause
 
     def lose_one(self, problem: str, cause: BaseException) -> NoReturn:
-        """Raises EnginewrightError after a rank missed a collective; finds the rank that has ended, is silent or has
-        an error.
+        """Raises EnginewrightError after some rank missed a collective.
+
+        It first finds the rank that has ended, is silent or has an error. ``problem`` says for the message what the
+        rank did.
         """
         limit = time.monotonic() + _REPORT_SECONDS
         waiting = set(range(1, self._count))  # for those that come
@@ -158,8 +163,9 @@ class OtherRanks:
         raise AssertionError("a problem was there") from cause
 
     def find_lost(self, rank: int, problem: str) -> None:
-        """Asks a silent rank for the rank that it waits for, and so on; the last one is reported as lost. Then all are
-        ended.
+        """Finds the lost rank, beginning with a silent one, and ends all ranks; ``problem`` then names the lost one.
+
+        A silent rank's report may name another rank that it waits for, and so on; the last one is lost.
         """
         with self._lost_lock:
             seen = {0}
@@ -185,7 +191,7 @@ class OtherRanks:
         self.close()
 
     def close(self) -> None:
-        """Ends them all; may be called again."""
+        """Ends all ranks; may be called again."""
         self._closed.set()
         if not self.problem:
             self.problem = "the model was closed"
@@ -217,7 +223,7 @@ class OtherRanks:
 
     @property
     def _several(self) -> bool:
-        """True if they are on several machines."""
+        """True if the ranks are on several machines."""
         return len(set(self._places.machines)) > 1
 
     @property
@@ -239,14 +245,14 @@ class OtherRanks:
         return None
 
     def _said(self, rank: int) -> Report | None:
-        """Returns a rank's report of why it ended; None if there is none."""
+        """Returns the report of a rank on why it ended; None if there is none."""
         if not self.store.check([f"report/{rank}"]):
             return None
         return Report.model_validate(msgspec.json.decode(self.store.get(f"report/{rank}")))
 
 
 def _watch(of: weakref.ref[OtherRanks], closed: threading.Event) -> None:
-    """Watches for ranks that have ended while no step waits for them."""
+    """Looks for ranks that have ended while no step waits for them, until ``closed`` is set."""
     while not closed.wait(_LOOK_SECONDS):
         others = of()
         if others is None:

@@ -1,4 +1,4 @@
-"""Ranks as processes of this machine."""
+"""Runs ranks as processes of this machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LAST_BYTES, _LAST_LINES = 2000, 4
 
 
 class ProcessPlaces:
-    """Ranks as processes that run a module on this machine. Implements `others.Places`.
+    """Ranks as processes of this machine, each of which runs a module. Implements `others.Places`.
 
     Args:
-        module: the module to run, with HOST:PORT and the rank's number.
+        module: the module to run; its arguments are HOST:PORT and the rank's number.
         ranks: the number of ranks, rank 0 included.
     """
 
@@ -32,7 +32,7 @@ class ProcessPlaces:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of ranks 1, 2, ..."""
+        """The process ids of ranks 1, 2, ..."""
         return [process.pid for process in self._processes]
 
     def start(self, address: str) -> None:
@@ -50,7 +50,7 @@ class ProcessPlaces:
             self._processes.append(one)
 
     def ended(self, rank: int) -> str:
-        """Returns a description of how a rank has ended; "" while it runs."""
+        """Returns how a rank has ended; "" while it runs."""
         process = self._processes[rank - 1]
         code = process.poll()
         if code is None:
@@ -72,7 +72,7 @@ def errors_of(rank: int) -> int:
 
 
 def how_it_ended(code: int) -> str:
-    """Returns a process's end in words, by its exit code."""
+    """Returns a text on a process's end, from its exit code."""
     try:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     except ValueError:  # a signal without a name
@@ -80,7 +80,7 @@ def how_it_ended(code: int) -> str:
 
 
 def last_lines(errors: int) -> str:
-    """Returns the last lines in a memory file of ``errors_of``, as the end of a message."""
+    """Returns the last lines of a memory file of ``errors_of``, in the form of a message's end."""
     size = os.fstat(errors).st_size
     written = os.pread(errors, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
     lines = written.strip().splitlines()

@@ -1,4 +1,4 @@
-"""A step of ranks that run theirs in the order in which steps were begun."""
+"""A step that was submitted to all ranks, whose part of this rank runs in the order of submission."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enginewright.runtime.shared.contracts import StepInput, StepOutput
 
 
 class QueuedStep:
-    """A step that the other ranks have begun. See ``executors.base.Pending``.
+    """A step that the other ranks have begun. Implements ``executors.base.Pending``.
 
     Args:
         queue: the begun steps whose part of this rank hasn't run yet, oldest first; includes this one.
@@ -23,7 +23,9 @@ class QueuedStep:
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Runs the steps that were begun earlier, and then this one, unless it has run; ``result`` raises its error."""
+        """Runs this rank's part of earlier steps and then of this one, unless it has run. ``result`` raises its
+        error.
+        """
         while self in self._queue and self._queue[0] is not self:
             self._queue[0].run()
         if self._output is None and self._error is None:
@@ -33,7 +35,7 @@ class QueuedStep:
                 self._error = e
 
     def result(self) -> StepOutput:
-        """Returns the step's output. Raises the errors of its run."""
+        """Returns the step's output, after running it if necessary. Raises the errors of its run."""
         self.run()
         if self._error is not None:
             raise self._error

@@ -27,27 +27,31 @@ from .messages import LostRanksError, Mail, SilentRankError
 from .records import RankReply, Report
 
 START_SECONDS = 600.0
-"""The time that a rank may take to open its part."""
+"""The seconds that a rank may take to open its part."""
 
 GO, END = "go", "end"
-"""Keys of the store: all are ready; rank 0 has ended."""
+"""Keys of the store: the first means that all ranks are ready, the second that rank 0 has ended."""
 
 _LOOK_SECONDS = 0.5
 
 Part = tuple[Mail, Callable[[TCPStore], None]]
-"""A rank's opened part: its mail, which isn't open yet, and the function that runs steps until the rank ends."""
+"""A rank's opened part of the model: its messages, not connected yet, and the function that runs steps until the rank
+ends.
+"""
 
 
 def join(address: str, timeout: float = START_SECONDS) -> TCPStore:
-    """Returns rank 0's store. Raises RuntimeError if rank 0 doesn't answer within ``timeout`` seconds."""
+    """Connects to rank 0's store and returns it. Raises RuntimeError if rank 0 doesn't answer within ``timeout``
+    seconds.
+    """
     host, _, port = address.rpartition(":")
     return TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=timeout))
 
 
 def serve_rank(address: str, rank: int, open_part: Callable[[bytes, int], Part]) -> None:
-    """Runs a rank until rank 0 ends, or an error occurs; the error is reported to rank 0.
+    """Runs a rank until rank 0 ends, or an error occurs, which is reported to rank 0.
 
-    ``open_part``: called with rank 0's settings for this rank, and the rank's number.
+    ``open_part`` opens the rank's part; it gets rank 0's settings for this rank, and the rank's number.
     """
     store = join(address)
     try:
@@ -64,7 +68,9 @@ def serve_rank(address: str, rank: int, open_part: Callable[[bytes, int], Part])
 
 
 def end_with(store: TCPStore, rank: int, run: Callable[[], None]) -> None:
-    """Runs a function on a thread of its own, and ends this process with it. Its error is reported to rank 0."""
+    """Runs a function on a thread of its own, and ends this process when it returns. Its error is reported to rank
+    0.
+    """
 
     def end() -> None:
         try:
@@ -87,12 +93,12 @@ def _report_errors(store: TCPStore, rank: int, run: Callable[[], None]) -> None:
 
 
 def say(store: TCPStore, key: str, what: Record) -> None:
-    """Stores the record ``what`` under ``key`` in the ranks' common store."""
+    """Stores the record ``what`` under ``key`` in the store that all ranks share."""
     store.set(key, msgspec.json.encode(what).decode())
 
 
 def _end_with_rank_0(address: str) -> None:
-    """Ends this process when rank 0's store requests it, or is gone."""
+    """Ends this process when rank 0's store asks for it, or can't be reached any more."""
     try:
         store = join(address)
         while not store.check([END]):
@@ -102,7 +108,7 @@ def _end_with_rank_0(address: str) -> None:
 
 
 def run_process(open_part: Callable[[bytes, int], Part]) -> None:
-    """Runs the rank that the command line names, HOST:PORT RANK; the process ends with it."""
+    """Runs the rank that the command line names, HOST:PORT RANK. It is the main function of a rank's process."""
     for one in (signal.SIGINT, signal.SIGTERM):  # they are rank 0's, which may let answers end first
         signal.signal(one, signal.SIG_IGN)
     address, rank = sys.argv[1:3]

@@ -1,4 +1,4 @@
-"""Checks the partitions that recipes name."""
+"""Checks the names of partitions in recipes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enginewright.runtime.shared.errors import RequestError
 
 
 def known_partitions(value: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the partitions unchanged. Raises ValueError for a text that isn't a partition."""
+    """Returns the names of partitions unchanged. Raises ValueError for a text that isn't a partition."""
     for text in value:
         try:
             Partition.parse(text)

@@ -1,4 +1,4 @@
-"""Records that ranks exchange when they start and when they end. Free of torch."""
+"""Records that ranks exchange when they start and when they end. They don't import torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class PartSetting(Record, frozen=True, kw_only=True):
     Attributes:
         bundle: the bundle's path on all machines.
         target: the target's name.
-        partition: the partition's text, such as "tensor=2".
-        blocks: blocks to allocate by cache group, the same on all ranks.
-        same: facts that must be equal on all ranks, by name: see ``facts``.
+        partition: the partition as text, such as "tensor=2".
+        blocks: the number of blocks to allocate for each cache group, the same on all ranks.
+        same: facts that must be equal on all ranks, by name; see ``facts``.
     """
 
     bundle: str
@@ -31,7 +31,13 @@ class PartSetting(Record, frozen=True, kw_only=True):
 
 
 class RankReply(Record, frozen=True, kw_only=True):
-    """The reply of a rank that has opened its part: no ``problem``, or one, the name of its error, and a hint."""
+    """The reply of a rank that has opened its part, or failed to.
+
+    Attributes:
+        problem: the error's message; "" without an error.
+        kind: the name of the error's class.
+        hint: the error's hint.
+    """
 
     problem: str = ""
     kind: str = ""
@@ -39,9 +45,12 @@ class RankReply(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """The reason why a rank ends: its own problem, or the silence of the rank ``of``.
+    """The reason why a rank has ended.
 
-    ``met``: True if a rank missed a collective, and it is unknown which one.
+    Attributes:
+        problem: the problem: its own, or that of the rank ``of``.
+        of: the silent rank that it waited for; None if the problem is its own.
+        met: True if some rank missed a collective, and it is unknown which one.
     """
 
     problem: str
@@ -50,7 +59,10 @@ class Report(Record, frozen=True, kw_only=True):
 
 
 def facts(bundle: Bundle, program: LoweredProgram, further: Mapping[str, str]) -> dict[str, str]:
-    """Returns the facts that a rank and rank 0 must agree on, by the names that errors use. ``program``: the rank's."""
+    """Returns the facts that a rank and rank 0 must agree on, by the names that errors use.
+
+    ``program`` is this rank's program; ``further`` has a target's own facts.
+    """
     return {
         "version of Enginewright": metadata.version("enginewright"),
         **further,
@@ -60,7 +72,7 @@ def facts(bundle: Bundle, program: LoweredProgram, further: Mapping[str, str]) -
 
 
 def check_same(here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Raises BundleError naming a value that differs from rank 0's, ``there``."""
+    """Raises BundleError naming a fact whose value ``here`` differs from rank 0's, ``there``."""
     for name, value in there.items():
         if here.get(name) != value:
             raise BundleError(

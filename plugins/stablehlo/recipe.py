@@ -1,4 +1,4 @@
-"""[stablehlo] of a recipe."""
+"""The table [stablehlo] of a recipe."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ class StableHloOptions(Section):
     """The recipe's options for the target stablehlo.
 
     Attributes:
-        kernels: "enginewright": products and attention are the cpu target's kernels, called by XLA's CPU client. None:
-            XLA compiles all, and the modules run on other devices too.
-        iree: levels of x86-64 for which IREE compiles them ahead of time. Its runtime uses the processor's best one.
-        iree_cuda: compute capabilities of GPUs for which IREE compiles them, as files that Enginewright can't run.
+        kernels: "enginewright" if products and attention are the cpu target's kernels, which XLA's CPU client calls.
+            None if XLA compiles all; then the modules run on other devices too.
+        iree: the levels of x86-64 for which IREE compiles the modules ahead of time. Its runtime uses the best one that
+            the CPU supports.
+        iree_cuda: the compute capabilities of GPUs for which IREE compiles the modules, as files that Enginewright
+            can't run.
     """
 
     kernels: Literal["enginewright"] | None = None

@@ -37,21 +37,23 @@ LINEAR, ROTATE, WRITE_CACHE, ATTENTION = KERNELS = (
     "enginewright_write_cache",
     "enginewright_attention",
 )
-"""Functions of ours that modules may call. One with other arguments would have another name."""
+"""The names of our functions that modules may call. A function whose arguments change gets another name."""
 
 BLOCK = 32
-"""Tokens of a block of the caches that attention reads."""
+"""The number of tokens in a block of the caches that our attention kernels read."""
 
 SECTION_FOLDER, IREE_FOLDER = "modules", "iree"
-"""The folders in the target's folder: StableHLO, and what IREE's compiler made of it."""
+"""The folders inside the target's folder: of StableHLO modules, and of the files that IREE's compiler made from
+them.
+"""
 
 
 class ModuleSection(Record, frozen=True, kw_only=True):
-    """A module for steps of fixed sizes; smaller steps are padded.
+    """The sizes of a module. Smaller steps are padded to them.
 
     Attributes:
         requests, tokens: B, and S.
-        places: the length of a slot in positions, C. The last position is for rows of padding.
+        places: the number of positions in a slot, C. The last one is for rows of padding.
         rows: the rows of logits, R.
     """
 
@@ -66,7 +68,7 @@ class ModuleSection(Record, frozen=True, kw_only=True):
         return f"{SECTION_FOLDER}/{self.name}.mlir.bc"
 
     def compiled(self, device: str) -> str:
-        """Returns the path of IREE's compiled module for a device, a level of x86-64 or a GPU such as "sm_90"."""
+        """Returns the path of IREE's compiled module for a device: a level of x86-64, or a GPU such as "sm_90"."""
         return f"{IREE_FOLDER}/{device}/{self.name}.vmfb"
 
     @property
@@ -80,12 +82,12 @@ class ModuleSection(Record, frozen=True, kw_only=True):
 
 
 class IreeSection(Record, frozen=True, kw_only=True):
-    """The modules that IREE compiled.
+    """The facts about the modules that IREE compiled.
 
     Attributes:
         version: the version of IREE that compiled them; its runtime must have the same.
-        levels: the levels of x86-64 that they are compiled for, lowest first.
-        cuda: the compute capabilities that they are compiled for; only other programs run those.
+        levels: the levels of x86-64 for which they are compiled, lowest first.
+        cuda: the compute capabilities for which they are compiled; only other programs run those.
     """
 
     version: str
@@ -94,18 +96,18 @@ class IreeSection(Record, frozen=True, kw_only=True):
 
 
 class StableHloSection(Record, frozen=True, kw_only=True):
-    """The modules of a target, and the facts that steps need.
+    """The modules of a target, and the facts that running a step needs.
 
     Attributes:
         version: the version of StableHLO that the modules are written for.
         jaxlib: the version of jaxlib at the export.
-        modules: modules by phase and size.
-        caches: the names of the layers' inputs "past", in the order of the arguments.
+        modules: the sizes of the modules.
+        caches: the names of the layers' input caches, in the order of the arguments.
         weights: the names of the bundle's weights, in the order of the arguments.
-        cache_groups: cache groups in the program's order.
-        summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
-        kernels: the functions of our kernels that modules call.
-        iree: the same modules compiled by IREE; None if they aren't.
+        cache_groups: the cache groups in the program's order.
+        summed_products: the number of products summed on the way to a logit, which bounds the rounding error.
+        kernels: the names of our functions that modules call.
+        iree: the facts about the same modules compiled by IREE; None if they aren't.
     """
 
     version: str
@@ -127,12 +129,12 @@ class StableHloSection(Record, frozen=True, kw_only=True):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths of slots in positions, rising; the last is the longest."""
+        """The lengths of slots in positions, ascending."""
         return tuple(sorted({module.places for module in self.modules}))
 
     @property
     def in_blocks(self) -> bool:
-        """True if our kernels compute attention, so that caches have their layout."""
+        """True if our kernels compute attention, so that caches have the kernels' layout in blocks."""
         return ATTENTION in self.kernels
 
     @property
@@ -153,7 +155,7 @@ def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
 
 
 def described(bundle: Bundle, target: str) -> Iterator[str]:
-    """Yields lines that describe the modules, and the files of IREE's compiler with their size."""
+    """Yields lines of text about the modules, and about the sizes of IREE's files, for ``optimize inspect``."""
     section = bundle.targets[target].section(StableHloSection)
     if section is None:
         return

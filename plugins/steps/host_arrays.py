@@ -1,4 +1,4 @@
-"""Arrays in the layout that libraries accept: dense, at multiples of 64 bytes, passed through DLPack."""
+"""Arrays in the layout that libraries accept without a copy: dense, aligned to 64 bytes, passed through DLPack."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 ALIGNMENT = 64
-"""The alignment of arrays that XLA's CPU client, IREE and TVM's kernels use without a copy."""
+"""The alignment with which XLA's CPU client, IREE and TVM's kernels use arrays without a copy."""
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Returns zeros aligned to 64 bytes, which use memory only once written. Raises MemoryError."""
+    """Returns an array of zeros aligned to 64 bytes. Its memory is used only once it is written. Raises MemoryError."""
     kind = np.dtype(dtype)
     size = int(np.prod(shape)) * kind.itemsize
     memory = np.zeros(size + ALIGNMENT, np.uint8)
@@ -23,7 +23,7 @@ def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
 
 
 def in_place(array: Array) -> Array:
-    """Returns the array itself if it is aligned and dense, otherwise a copy that is."""
+    """Returns the array itself if it is aligned and dense, otherwise an aligned, dense copy."""
     if array.ctypes.data % ALIGNMENT == 0 and array.flags.c_contiguous:
         return array
     copy = aligned(array.shape, array.dtype)
@@ -32,12 +32,14 @@ def in_place(array: Array) -> Array:
 
 
 def capsule_of(array: Array) -> Any:
-    """Returns an array's memory as a DLPack capsule, which holds the array. Read-only arrays are passed as writable."""
+    """Returns an array's memory as a DLPack capsule, which keeps the array alive. Read-only arrays are passed as
+    writable.
+    """
     return (array if array.flags.writeable else np.asarray(_Writable(array))).__dlpack__()
 
 
 class _Writable:
-    """An array's memory in NumPy's array interface, marked as writable."""
+    """A view of an array's memory, through NumPy's array interface, that is marked as writable."""
 
     def __init__(self, array: Array) -> None:
         self._array = array  # what NumPy makes of this holds this, and so the memory

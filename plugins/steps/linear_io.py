@@ -1,9 +1,10 @@
-"""The linear form of a step: inputs and outputs of a bundle's ONNX file. The ``io`` section of a target's manifest.
+"""The linear form of a step: the inputs and outputs of a bundle's ONNX file, and the ``io`` section of a target's
+manifest.
 
 B requests of S tokens each, N = B*S. A request's cache is one slot of C contiguous tokens, at the request's index in
-the batch. R rows of logits are requested. The sizes B, S, C and R may differ between steps.
+the batch. R rows of logits are computed. The sizes B, S, C and R may differ between steps.
 
-Unused rows write to the last of a slot's C positions, so a request has C - 1 tokens at most, and a file for slots of
+Unused rows write to the last of a slot's C positions. So a request has at most C - 1 tokens, and a file for slots of
 one fixed size serves a context of one token less.
 
     input_ids        i64 [B, S]
@@ -34,12 +35,12 @@ from enginewright.runtime.shared.kv_formats import CacheDtype
 from enginewright.runtime.shared.records import Count, Positive, Record
 
 MODEL_FILE = "model.onnx"
-"""The file of the standard variant, at the bundle's root: external data must be in its folder, or below."""
+"""The file of the standard variant, at the bundle's root, because external data must be in its folder or below."""
 
 CONTRIB_FILE = "model.contrib.onnx"
 KERNELS_FILE = "model.kernels.onnx"
 NARROW_FILE = "model.{}.onnx"
-"""The file of the variant of 16 bits; like the others it is at the bundle's root."""
+"""The pattern for the name of the 16-bit variant's file, at the bundle's root; {} is the type."""
 
 NarrowFloats = Literal["f16", "bf16"]
 Variant = Literal["standard", "contrib", "kernels"] | NarrowFloats
@@ -49,28 +50,25 @@ INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, LOGITS = "input_ids", "position_ids"
 
 
 class LinearCacheGroup(CacheGroupShape, frozen=True, kw_only=True):
-    """A cache group whose caches are contiguous.
-
-    ``mask`` is the name of the input that masks the keys of its layers.
-    """
+    """A cache group whose caches are contiguous. ``mask`` is the name of the mask that its layers read."""
 
     mask: str
 
     @classmethod
     def from_group(cls, group: CacheGroup, dtype: CacheDtype = "f32") -> LinearCacheGroup:
-        """Returns a group of a program, with caches of ``dtype``."""
+        """Returns a program's cache group in the linear form, with caches of ``dtype``."""
         shape = group.model_dump(exclude={"block_size"}) | {"dtype": dtype}
         return cls(**shape, mask=mask_name(group.window))
 
     def to_group(self, block_size: int) -> CacheGroup:
-        """Converts the group to the ``CacheGroup`` that the scheduler uses: a slot of ``block_size`` contiguous tokens
-        counts as one block.
+        """Returns the group as the scheduler's ``CacheGroup``: a slot of ``block_size`` contiguous tokens counts as one
+        block.
         """
         return CacheGroup(**self.model_dump(exclude={"mask"}), block_size=block_size)
 
 
 class VariantFile(Record, frozen=True, kw_only=True):
-    """A further file with onnxruntime's own operators, or with ours as well.
+    """A variant's file: the graph with onnxruntime's own operators, or with ours too.
 
     Attributes:
         file: the file's path in the bundle; "" if it would equal the standard file.
@@ -84,27 +82,27 @@ class VariantFile(Record, frozen=True, kw_only=True):
 
 
 class NarrowFile(Record, frozen=True, kw_only=True):
-    """A further file of standard operators that computes in 16 bits, with caches of ``dtype``, for GPUs."""
+    """The file of the 16-bit variant: standard operators with floats and caches of ``dtype``, for GPUs."""
 
     file: str
     dtype: NarrowFloats
 
 
 class LinearIo(Record, frozen=True, kw_only=True):
-    """The section of a target in the linear form: its files, and the data for running a step.
+    """A target's section for the linear form: its files, and facts that running a step needs.
 
     Attributes:
-        file: the standard variant's path in the bundle; "" if it was built into engines and removed.
+        file: the path in the bundle of the file to run; "" if it was built into engines and removed.
         opset: the version of the standard operators in it.
         onnxruntime: the smallest version that runs it.
         variant: the kind of ``file``: "standard" has only standard operators, "contrib" also onnxruntime's own,
             "kernels" also those of the library ``plugins/onnx/kernels``.
         contrib, kernels: the variants next to a standard file; None if they weren't requested.
-        narrow: the variant of 16 bits next to it; None if it wasn't requested.
-        accuracy_level: the level of products with weights of 4 bits in onnxruntime (MatMulNBits): 1 multiplies floats,
-            4 rounds activations to 8 bits, in the groups of the weight.
-        cache_groups: cache groups in the program's order.
-        summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
+        narrow: the 16-bit variant next to it; None if it wasn't requested.
+        accuracy_level: how onnxruntime computes products with 4-bit weights (MatMulNBits): 1 multiplies floats, 4
+            rounds activations to 8 bits, in the groups of the weight.
+        cache_groups: the cache groups in the program's order.
+        summed_products: the number of products summed on the way to a logit, which bounds the rounding error.
     """
 
     file: str = MODEL_FILE
@@ -120,13 +118,15 @@ class LinearIo(Record, frozen=True, kw_only=True):
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The variants that the target has, the fastest on a CPU last."""
+        """The variants that the target has, ordered by their speed on a CPU, the fastest last."""
         narrow: tuple[Variant, ...] = () if self.narrow is None else (self.narrow.dtype,)
         beside = (name for name, beside in self._beside.items() if beside is not None and beside.file)
         return (*narrow, self.variant, *beside)
 
     def fastest(self, *, operators: bool) -> Variant:
-        """Returns the fastest of ``variants`` on a CPU. ``operators``: True if the library of "kernels" is there."""
+        """Returns the variant that is fastest on a CPU. ``operators``: True if the library that "kernels" needs is
+        installed.
+        """
         return next((v for v in reversed(self.variants) if v != "kernels" or operators), self.variant)
 
     @property
@@ -148,12 +148,12 @@ class LinearIo(Record, frozen=True, kw_only=True):
 
 
 def mask_name(window: int) -> str:
-    """Returns the name of the mask of layers whose window has ``window`` tokens; 0 means no window."""
+    """Returns the name of the mask for layers with a window of ``window`` tokens; 0 means no window."""
     return f"mask_w{window}" if window else "mask"
 
 
 def cache_names(layer: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Returns the names of a layer's caches: (past, present) of the keys, then (past, present) of the values."""
+    """Returns the names of a layer's caches: (past, present) of the keys, and (past, present) of the values."""
     key, value = ((f"past_{kind}_{layer}", f"present_{kind}_{layer}") for kind in ("key", "value"))
     return key, value
 
@@ -165,6 +165,9 @@ def linear_io(bundle: Bundle, target: str) -> LinearIo:
 
 
 def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
-    """Yields the minimum version of onnxruntime that a target of this form needs."""
+    """Yields the package that a target of this form was written for: onnxruntime and the oldest version that runs it.
+
+    ``optimize sbom`` lists it. Nothing is yielded for a target without this form.
+    """
     if (io := target.section(LinearIo)) is not None:
         yield "onnxruntime", io.onnxruntime

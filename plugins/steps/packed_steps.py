@@ -1,4 +1,6 @@
-"""Steps of packed tokens brought to sizes that a GPU runs again and again: padded, rounded up, cut into parts."""
+"""Prepares steps of packed tokens for a GPU: divides them, and pads them to few sizes, so that CUDA graphs are
+reused.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from enginewright.runtime.shared.step_schema import BLOCK_TABLE, ROWS, Array, gr
 
 @dataclass(frozen=True)
 class StepShape:
-    """The sizes that a step is padded to. Steps of equal shape share a graph.
+    """The sizes to which a step is padded. Steps of equal shape share a graph.
 
     Attributes:
-        profile: index of the target's profile that runs it.
-        tokens, requests, rows, blocks: T, B, R, and M of the tables.
+        profile: the index of the target's profile that runs it.
+        tokens, requests, rows, blocks: T, B, R, and M of the block tables.
         decodes: True if each request has one token.
         mixed: True if some requests have one token and others are prompts, and the former are decoded separately.
     """
@@ -50,18 +52,20 @@ class HoldsSteps(Protocol):
     """A program or engine that runs steps up to a maximum size."""
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
-        """Returns the maximum tokens and requests of a step; ``decodes``: True for steps with one token for each
-        request.
-        """
+        """Returns the maximum tokens and requests of a step. ``decodes``: True for steps with one token per request."""
 
 
 def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
-    """Returns groups of requests that run together: decodes, then prompts, as many as a profile holds. Raises
-    RequestError.
+    """Divides the requests of a step into groups that run together: decodes, then prompts, as many as a profile holds.
+
+    Returns the indices of each group's requests.
 
     Args:
-        counts: tokens of each request in the step, [B].
+        counts: the tokens of each request in the step, [B].
         program: the program, whose profiles limit the groups.
+
+    Raises:
+        RequestError: a request alone has too many tokens.
     """
     members: list[list[int]] = []
     for decodes in (True, False):
@@ -85,8 +89,10 @@ def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
 def divided(
     step: StepInput, program: HoldsSteps, *, decodes: bool = False
 ) -> Iterator[tuple[StepInput, npt.NDArray[np.int64]]]:
-    """Yields the requests that run together, and the indices of their rows in the whole step: all, if a profile for
-    ``decodes`` or for prompts holds them. Raises RequestError as ``parts``.
+    """Yields the parts of a step that run together, with the indices of their rows in the whole step.
+
+    The part is the whole step if one profile holds it: one for decode steps if ``decodes``, otherwise one for prompts.
+    Raises RequestError as ``parts`` does.
     """
     tokens, requests = program.most(decodes=decodes)
     if len(step.ids) <= tokens and len(step.kv_len) <= requests:
@@ -102,6 +108,13 @@ def padded(
     """Returns the inputs of a step, padded to ``shape``, by their names in ``step_schema``.
 
     Padding tokens belong to no request and aren't written to the cache; padding requests have no tokens.
+
+    Args:
+        step: the step.
+        rows: the indices of the tokens whose logits are computed.
+        groups: the cache groups.
+        shape: the sizes to pad to.
+        ports: the names of further inputs, as in ``ExecutorCaps.ports``.
     """
     windows = {group_port(BLOCK_TABLE, group.name) for group in groups if group.window}
     arrays = {}
@@ -116,8 +129,9 @@ def padded(
 
 
 def owners_of_bad_rows(step: StepInput, logits: FloatArray | None, tokens: Int32Array | None) -> Int32Array:
-    """Returns the requests (indices into B) with a row whose logits aren't finite, by the sampler's result if
-    it ran.
+    """Returns the indices of requests that have a row of logits with NaN or infinity.
+
+    ``tokens`` are the sampled tokens, which tell if a row is bad; None takes ``logits``.
     """
     if tokens is not None:
         bad = tokens == NO_TOKEN
@@ -130,14 +144,15 @@ def owners_of_bad_rows(step: StepInput, logits: FloatArray | None, tokens: Int32
 
 
 def rounded(size: int, sizes: Sequence[int]) -> int:
-    """Rounds ``size`` up to a power of two within a profile's range, so that few graphs serve all steps."""
+    """Rounds ``size`` up to a power of two within the range (least, best, most), so that few graphs serve all steps."""
     return min(max(1 << (size - 1).bit_length(), sizes[0]), sizes[2])
 
 
 def bucketed(size: int, sizes: Sequence[int]) -> int:
-    """Rounds the tokens of a prompt step up to one of few sizes: four for each doubling, at least multiples of 16.
+    """Rounds the tokens of a prompt step up to one of a few sizes, within the range (least, best, most).
 
-    An engine stores data for each size that it has run: a plugin's code, a compiled kernel.
+    There are four sizes for each doubling, all multiples of 16. Sizes are few because an engine stores data for each
+    that it has run, such as a compiled kernel.
     """
     unit = max(16, (1 << (size - 1).bit_length()) >> 3)
     return min(max(-(-size // unit) * unit, sizes[0]), sizes[2])
@@ -146,11 +161,13 @@ def bucketed(size: int, sizes: Sequence[int]) -> int:
 def input_shapes(
     groups: Sequence[CacheGroup], of: StepShape | StepLimits, ports: Sequence[str] = ()
 ) -> dict[str, tuple[int, ...]]:
-    """Returns each input's shape in a step of these sizes; ``ports``: further ones, as in ``ExecutorCaps.ports``."""
+    """Returns each input's shape in a step of these sizes, by name. ``ports``: further inputs, as in
+    ``ExecutorCaps.ports``.
+    """
     named = ports_of((group.name for group in groups), ports)
     return {name: port.sizes(of.tokens, of.requests, of.rows, of.blocks) for name, port in named}
 
 
 def input_sizes(groups: Sequence[CacheGroup], limits: StepLimits | StepShape) -> dict[str, int]:
-    """Returns the number of elements of each input, at most or in a step of one shape, in the order of ``padded``."""
+    """Returns the number of elements of each input in a step of these sizes, by name, in the order of ``padded``."""
     return {name: math.prod(shape) for name, shape in input_shapes(groups, limits).items()}

@@ -22,18 +22,19 @@ from enginewright.runtime.shared.kv_formats import SCALED_CACHES, CacheDtype
 from enginewright.runtime.shared.records import Count, Positive, Record
 
 NETWORK_FILE = "network.json"
-"""The name in the target's folder of the network that its engines are built of."""
+"""The file in the target's folder with the network from which engines are built."""
 
 KERNELS_FOLDER = "kernels"
-"""The folder in the target's folder of the code that the plugins launch, for each compute capability."""
+"""The folder inside the target's folder with the kernels that the plugins launch, for each compute capability."""
 
 LOGITS = "logits"
 
 
 class PagedProfile(Record, frozen=True, kw_only=True):
-    """Sizes of the steps of one engine, each (least, best, most). Steps of ``decode`` have one token a request.
+    """The sizes of the steps of one engine, each as (least, best, most). Steps of the phase ``decode`` have one token
+    per request.
 
-    The same holds for all cache groups.
+    M and P are the same for all cache groups.
     """
 
     phase: Literal["decode", "prefill"]
@@ -49,23 +50,25 @@ class PagedProfile(Record, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: {list(sizes)} isn't [least, best, most]")
 
     def holds(self, tokens: int, requests: int, rows: int, blocks: int) -> bool:
-        """Returns True if a step of these sizes, with tables of ``blocks`` blocks, runs in it."""
+        """Returns True if a step of these sizes, with tables of ``blocks`` blocks, is within the profile."""
         sizes = ((tokens, self.T), (requests, self.B), (rows, self.R), (blocks, self.M))
         return all(least <= n <= most for n, (least, _, most) in sizes)
 
 
 class PagedSection(Record, frozen=True, kw_only=True):
-    """A target's section of the manifest, for engines that read KV caches by block tables.
+    """The section of a target whose engines read KV caches by block tables.
 
     Attributes:
+        network: the file in the target's folder with the network.
         library: the smallest version of TensorRT that can build the engines.
-        cache_groups: cache groups in the program's order; each ``dtype`` is the type in the engines' caches.
-        profiles: the range of step sizes of each engine.
-        kernel_capabilities: compute capabilities of the GPUs that the kernels were compiled for, on which engines can
-            be built.
-        split_keys: number of keys in each part of a context that a decode step divides among thread blocks.
-        summed_products: number of products summed on the way to a logit, which bounds the rounding error.
-        caches: "aliased" if each cache is an output in the memory of an input; "ordered" if it is an input alone.
+        cache_groups: the cache groups in the program's order; ``dtype`` is the type of the engines' caches.
+        profiles: the ranges of step sizes of each engine.
+        kernel_capabilities: the compute capabilities for which kernels were compiled, so that engines can be built for
+            them.
+        split_keys: the number of keys in each split of a context, which a decode step computes in separate thread
+            blocks.
+        summed_products: the number of products summed on the way to a logit, which bounds the rounding error.
+        caches: "aliased" if each cache is also an output, in the memory of its input; "ordered" if it is only an input.
     """
 
     network: str = NETWORK_FILE
@@ -79,7 +82,14 @@ class PagedSection(Record, frozen=True, kw_only=True):
 
 
 class CacheTensor(NamedTuple):
-    """A tensor [P, K, *``of_slot``] of a layer's cache: an input, and the output that shares its memory."""
+    """A tensor of a layer's cache, of shape [P, K, *``of_slot``].
+
+    Attributes:
+        name: the name of the input.
+        written: the name of the output that shares its memory.
+        dtype: the type of its elements.
+        of_slot: the shape of one slot.
+    """
 
     name: str
     written: str
@@ -93,7 +103,7 @@ class CacheTensor(NamedTuple):
 
 
 def cache_tensors(group: CacheGroup, layer: int) -> tuple[CacheTensor, ...]:
-    """Returns a layer's tensors of keys and values, then of their scales if the cache has scales."""
+    """Returns a layer's tensors: keys, values, and then their scales if the cache has scales."""
     kinds: list[tuple[str, CacheDtype, tuple[int, ...]]] = [
         (f"{plane.name}_cache", group.dtype, plane.shape) for plane in group.planes
     ]

@@ -1,6 +1,6 @@
-"""The interface of ``optimize plan``: the steps of a program, and the functions of a target that predict their time.
+"""The interface of ``optimize plan``: the steps of a program, and the functions by which a target predicts their times.
 
-The steps are counted by kind: layers repeat, so that a program of some hundred steps has a dozen kinds.
+Steps are counted by kind. As layers repeat, a program of some hundred steps has about a dozen kinds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from enginewright.runtime.shared.weight_formats import FORMAT_OF, FORMATS
 
 @dataclass(frozen=True)
 class StepKind:
-    """Steps with the same op and operand sizes: the first of them, and their number.
+    """A kind of a program's steps: those with the same op, attributes and operand sizes.
 
-    ``key``: equal for equal kinds, also in different programs.
+    Attributes:
+        step: the first of them.
+        count: their number.
+        key: equal for equal kinds, also in different programs.
     """
 
     step: Step
@@ -30,7 +33,15 @@ class StepKind:
 
 
 class CountedSteps:
-    """A program's kinds of steps, and the cost of each. ``keys``: the key of each step's kind."""
+    """A program's kinds of steps, and the costs of steps.
+
+    Attributes:
+        program: the program.
+        keys: the key of the kind of each of its steps.
+        kinds: the kinds, in the order of their first steps.
+        costs: a cached function from step sizes to the cost of one step of each kind.
+        total: a cached function from step sizes to the cost of all steps together.
+    """
 
     def __init__(self, program: LoweredProgram) -> None:
         self.program = program
@@ -61,11 +72,11 @@ class CountedSteps:
         self.total = lru_cache(1024)(self._total)
 
     def _costs(self, sizes: StepSizes) -> tuple[StepCost, ...]:
-        """Computes the costs of one step of each kind."""
+        """Returns the cost of one step of each kind, at these sizes."""
         return tuple(step_costs(self._once, sizes))
 
     def _total(self, sizes: StepSizes) -> StepCost:
-        """Sums the costs of all steps of the program."""
+        """Returns the cost of all steps of the program together, at these sizes."""
         pairs = zip(self.kinds, self.costs(sizes), strict=True)
         return sum((cost.times(kind.count) for kind, cost in pairs), StepCost())
 
@@ -75,12 +86,12 @@ class Shares:
     """The shares of a GPU's stated figures that steps reach, and fixed costs in seconds; devices.toml has the sources.
 
     Attributes:
-        bandwidth, compute: shares of the peak of memory and cores.
+        bandwidth, compute: the shares of the peak memory bandwidth and of the peak operations.
         memory: the share of memory that may be used.
-        kernel: seconds of a program's step with hardly any work.
-        narrow: the share of ``compute`` that products reach with weights of fewer than 16 bits, which are dequantized.
-        latency: seconds from memory to a multiprocessor, which limits the bytes in flight.
-        between_steps: seconds between steps in which the GPU waits for the engine.
+        kernel: the seconds of a program's step with hardly any work.
+        narrow: the share of ``compute`` that products reach with weights of less than 16 bits, which are dequantized.
+        latency: the seconds from memory to a multiprocessor, which limit the bytes in flight.
+        between_steps: the seconds between steps in which the GPU waits for the engine.
     """
 
     bandwidth: float
@@ -94,9 +105,14 @@ class Shares:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: bytes, bytes per second, and operations a second by type (a multiply-add is two), with their source.
+    """A GPU's stated figures.
 
-    ``multiprocessors`` is 0 if it is unknown; then effects that depend on it aren't planned.
+    Attributes:
+        name, capability: its name and compute capability.
+        memory, bandwidth: bytes, and bytes per second.
+        peaks: type -> operations per second; a multiply-add is two.
+        source: where the figures are from.
+        multiprocessors: their number; 0 if it is unknown, and then effects that depend on it aren't planned.
     """
 
     name: str
@@ -113,9 +129,9 @@ class Device:
     """The device that steps are planned for.
 
     Attributes:
-        gpu: a GPU; None for this machine's processor.
-        shares: the shares of the GPU's figures that are reached.
-        threads: threads of this machine; 0 means one for each core.
+        gpu: a GPU; None for this machine's CPU.
+        shares: the shares of the GPU's figures that steps reach.
+        threads: the threads of this machine; 0 means one for each core.
     """
 
     gpu: Gpu | None
@@ -125,28 +141,30 @@ class Device:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of one step of the engine: of each step of its program, in their order, and of all ``around`` them."""
+    """The seconds of one step of the engine: of each step of its program, in order, and ``around`` for everything
+    else.
+    """
 
     steps: tuple[float, ...]
     around: float
 
     @property
     def total(self) -> float:
-        """Returns the seconds of all steps and of the work around them."""
+        """The seconds of the whole step of the engine."""
         return sum(self.steps) + self.around
 
 
 class StepModel(Protocol):
-    """A model of the time that steps of one program take on one device."""
+    """Predicts the times of one program's steps on one device."""
 
     def seconds(self, sizes: StepSizes) -> float:
-        """Predicts the seconds of a step of the engine."""
+        """Returns the predicted seconds of a step of the engine."""
 
     def around(self, sizes: StepSizes) -> float:
-        """Predicts the seconds of a step outside of kernels, in which the engine works between two steps."""
+        """Returns the predicted seconds of a step outside of kernels, in which the engine works between two steps."""
 
     def bound(self, sizes: StepSizes) -> str:
-        """Returns the name of the limit that decides most of a step's time, such as "memory"."""
+        """Returns the name of the resource that limits most of a step's time, such as "memory"."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +175,7 @@ class PlannedSteps:
         steps: the program's steps, with memory planned.
         own: True if it is the target's own program; False if it is another target's similar one.
         context_length: the model's context, in tokens: no step is longer.
-        engine: returns the engine's seconds around a step on this machine, by the number of decoding requests.
+        engine: returns the engine's seconds around a step on this machine, for a number of decoding requests.
     """
 
     steps: CountedSteps
@@ -170,22 +188,23 @@ _NARROW = {dtype: name for dtype, name in FORMAT_OF.items() if FORMATS[name].lea
 
 
 def stored_formats(program: LoweredProgram) -> frozenset[str]:
-    """Lists the formats of a program's weights and caches that not every GPU has instructions for."""
+    """Returns the formats of a program's weights and caches for which not every GPU has instructions."""
     types = [use.dtype for use in program.weights] + [group.dtype for group in program.cache_groups]
     return frozenset(_NARROW[t] for t in types if t in _NARROW)
 
 
 @dataclass(frozen=True)
 class Planning:
-    """The functions by which a target's programs are planned: ``PLANNING`` of its module ``compile.plan``.
+    """The functions by which a target's programs are planned: ``PLANNING`` in its module ``compile.plan``.
 
     Attributes:
-        gpus: True if its programs run on GPUs; False for this machine's processor.
-        model: returns the times of a program's steps on a device; it may measure, and then reports progress.
+        gpus: True if its programs run on GPUs; False if they run on this machine's CPU.
+        model: returns a model of the times of a program's steps on a device. It may measure, and then reports progress.
         timed: returns the seconds of a step of one size, faster than ``model``.
-        formats: returns a program's formats that need instructions of GPUs.
-        scratch: returns the bytes of a step besides the program's arena; arguments: program, requests, tokens of each.
-        meeting: measures the seconds of a barrier of a number of ranks in shared memory; None if there are no ranks.
+        formats: returns a program's formats that need special instructions of GPUs.
+        scratch: returns the bytes that a step needs in addition to the program's arena; arguments: program, requests,
+            tokens of each.
+        meeting: measures the seconds of a barrier of this many ranks in shared memory; None if the target has no ranks.
     """
 
     gpus: bool

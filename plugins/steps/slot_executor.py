@@ -1,4 +1,4 @@
-"""The common part of executors with slots as their blocks."""
+"""The common base of executors whose blocks are slots."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .slot_steps import SlotSteps
 
 
 class SlotExecutor:
-    """An executor whose steps run on the thread that calls ``result``. Prefill and decode alternate.
+    """An executor whose blocks are slots, and whose steps run on the thread that calls ``result``. A step has either
+    prompts or decodes.
 
-    A subclass sets ``_steps`` after allocating its slots.
+    A subclass allocates its slots and then sets ``_steps``.
 
     Args:
         bundle: the opened bundle.
         target: the target's name.
-        blocks: slots to allocate by cache group; all groups get the smallest number.
+        blocks: the number of slots to allocate for each cache group; all groups get the smallest of these.
         groups: the cache groups, with slots as their blocks.
         threads: the number of threads of kernels on the CPU and of the sampler; 0 means one for each core.
     """
@@ -41,4 +42,4 @@ class SlotExecutor:
         return Deferred(self._steps.run, step)
 
     def close(self) -> None:
-        """Does nothing: nothing runs between steps, and memory goes with the object."""
+        """Does nothing: nothing runs between steps, and memory is freed with the object."""

@@ -1,8 +1,8 @@
-"""Steps in the linear form: the rows of slots that run together, and their arrays. It needs no library.
+"""Plans the runs of a step in the linear form: which slots run together, and with which arrays. It needs no library.
 
-A slot is one block of a cache group, of C contiguous tokens, or fewer while all requests are short. Inactive rows of a
-run write to its last position, which no request uses, so that a run may include slots without active requests. See
-``plugins/steps/linear_io.py``.
+A slot is one block of a cache group, with C contiguous positions, or fewer while all requests are short. Rows of a run
+without a request write to the slot's last position, which no request uses. So a run may include slots without active
+requests. ``plugins/steps/linear_io.py`` describes the form.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 MOST_HOLES = 3
-"""Decodes of slots that are no further apart run together: up to three idle rows cost less than a run of its own."""
+"""The most unused slots between two decodes that still run together: up to three idle rows cost less than another
+run.
+"""
 
 PADDED_SHARE = 0.25
-"""Prompts run together if that makes no more padding than this share of their tokens: each token costs about the same,
-and a run reads the weights once."""
+"""Prompts run together if that adds at most this share of padding to their tokens. Each token costs about the same, but
+a run reads the weights once.
+"""
 
 
 @dataclass(frozen=True)
 class SlotRun:
-    """One run: slots first .. first+B-1, S tokens each.
+    """One run of the model over the slots first .. first+B-1, with S tokens each.
 
     Attributes:
         first: the first slot.
         ids: [B, S], 0 for padding.
-        places: [B, S], the position in its slot of a token's key and value; it attends to this position and earlier
-            ones.
+        places: [B, S], the position in its slot of a token's key and value. The token attends to this position and
+            earlier ones.
         wanted: [R], indices into the B*S tokens whose logits are needed.
-        order: [R], the index of each in the step's rows of logits; ascending.
+        order: [R], the row of each in the step's logits; ascending.
     """
 
     first: int
@@ -49,11 +52,11 @@ class SlotRun:
 
 
 def slots_of(step: StepInput, groups: Sequence[CacheGroup], slots: int) -> Int32Array:
-    """Returns each request's slot: [B], the same in every group.
+    """Returns each request's slot, [B], which is the same in every cache group.
 
     Args:
         step: the step, as submitted.
-        groups: the executor's groups, each with a block of C tokens.
+        groups: the executor's cache groups, whose blocks are slots of C tokens.
         slots: the number of slots.
 
     Raises:
@@ -90,12 +93,12 @@ def plan_runs(
     chunks_together: bool = True,
     prompts_alone: bool = False,
 ) -> list[SlotRun]:
-    """Returns the runs of a step: decodes over ranges of slots, and prompts together if their lengths are similar.
+    """Returns the runs of a step: decodes over ranges of slots, and prompts of similar lengths together.
 
     Args:
         step: the step, as submitted.
         slot_of: each request's slot, [B].
-        capacity: the current positions of slots, more than any request of the step has tokens.
+        capacity: the number of positions that slots have now, more than any request of the step has tokens.
         chunks_together: True if later parts of prompts may run together, too.
         prompts_alone: True if no prompts run together.
     """
@@ -114,9 +117,9 @@ def plan_runs(
 
 
 def _decodes(step: StepInput, slot_of: Int32Array, capacity: int) -> SlotRun | None:
-    """Returns the single run of a step of decodes that all need logits, the usual case.
+    """Returns the only run of a step of decodes that all need logits, which is the usual case.
 
-    None for any other step, or if more than ``MOST_HOLES`` slots lie between two requests.
+    None for any other step, or if there are more than ``MOST_HOLES`` unused slots between two requests.
     """
     count = len(slot_of)
     if not count or step.counts.tolist() != [1] * count or step.rows.tolist() != list(range(count)):
@@ -134,9 +137,10 @@ def _decodes(step: StepInput, slot_of: Int32Array, capacity: int) -> SlotRun | N
 
 
 def mask(places: Int64Array, capacity: int, window: int, out: BoolArray | None = None) -> BoolArray:
-    """Returns the positions of a slot that each token attends to: [B, S] -> [B, 1, S, C].
+    """Returns which positions of its slot each token attends to: ``places`` [B, S] -> bool [B, 1, S, C].
 
-    These are its own position and earlier ones, at most ``window`` of them; 0 means all.
+    These are its own position and earlier ones, at most ``window`` of them; 0 means all. ``capacity`` is C; ``out`` is
+    an array to write to.
     """
     keys = np.arange(capacity)
     seen: BoolArray = np.less_equal(keys, places[:, None, :, None], out=out)
@@ -146,7 +150,9 @@ def mask(places: Int64Array, capacity: int, window: int, out: BoolArray | None =
 
 
 def _ranges(requests: Sequence[int], slot_of: Int32Array) -> list[list[int]]:
-    """Returns requests in the order of their slots, in ranges with at most ``MOST_HOLES`` unused slots between two."""
+    """Groups requests, in the order of their slots, so that at most ``MOST_HOLES`` unused slots are between two of a
+    group.
+    """
     ranges: list[list[int]] = []
     for b in requests:
         if ranges and slot_of[b] - slot_of[ranges[-1][-1]] <= MOST_HOLES + 1:
@@ -164,9 +170,15 @@ def _padded(
     capacity: int,
     alone: BoolArray,
 ) -> list[list[int]]:
-    """Groups requests of adjacent slots, as long as there is little padding and it fits into their slots.
+    """Groups requests whose prompts run together: in adjacent slots, with little padding that fits into the slots.
 
-    Slots must be adjacent, because a whole prompt's padding doesn't fit into the last position of an unused slot.
+    Slots must be adjacent, because a prompt's padding doesn't fit into the last position of an unused slot.
+
+    Args:
+        requests: indices of requests, in the order of their slots.
+        slot_of, counts, kv_len: each request's slot, tokens in the step, and tokens in total, [B].
+        capacity: the positions of a slot.
+        alone: [B], True for requests that must run by themselves.
     """
     runs: list[list[int]] = []
     for b in requests:

@@ -1,7 +1,6 @@
 """Times steps of a target's program for ``optimize tune``, alternating between two sets of choices.
 
-A target that can be tuned has the module ``compile.tune`` in its package, and in it the function ``tune``: see
-``Tune``.
+A target that can be tuned has a module ``compile.tune`` in its package, with a function ``tune`` (``Tune``).
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ _SECONDS = 0.02
 
 STAGE = "tune"
 LEAST_GAIN = 1.03
-"""The least gain of the mean over the cases. Two programs with the same choices were up to 1 % apart."""
+"""The least mean gain over all cases for which choices are stored. Two programs with the same choices differed by up to
+1 %.
+"""
 
 WORST = 0.97
-"""The least gain of a single case."""
+"""The least gain of a single case for which choices are stored."""
 
 _SEED = 20261120
 
@@ -40,13 +41,13 @@ class Tuned(Protocol):
     """A result of tuning."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result as plain values."""
+        """Returns the result as values that JSON has."""
 
     def table(self) -> list[str]:
-        """Returns the choices that were tried, with their gains, as lines of a table."""
+        """Returns the lines of a table with the choices that were tried and their gains."""
 
     def summary(self) -> list[str]:
-        """Returns the choices and the path of their file, as lines for people."""
+        """Returns lines of text with the choices and the path of their file."""
 
 
 class Tune(Protocol):
@@ -66,23 +67,24 @@ class Tune(Protocol):
 
         Args:
             bundle: the opened bundle.
-            seconds: maximum time of the measurement.
+            seconds: the maximum time of the measurement.
             threads: the number of threads; 0 means one for each core.
             records: a file of choices from an earlier run, for targets that write one; then nothing is measured.
             write: True if the choices are stored.
-            progress: a function called with the stage "tune".
+            progress: called with the stage "tune".
         """
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A choice, compared with the best so far.
+    """A choice, compared with the best choices so far.
 
     Attributes:
-        name, value: the name and value of the tunable.
+        name, value: the tunable and its value.
         gain: the geometric mean of ``gains``.
-        gains: by case, the time without the choice divided by the time with it, the median over the rounds.
-        faster: True if it became part of the best.
+        gains: the name of a case -> the time without the choice divided by the time with it, the median over the
+            rounds.
+        faster: True if it became part of the best choices.
     """
 
     name: str
@@ -97,14 +99,15 @@ T = TypeVar("T", bound=Trial)
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Generic[T]):
-    """The fields of a ``Tuned`` that all targets have.
+    """The fields that the results of all targets' tuning have.
 
     Attributes:
-        gain, gains: gains of all choices together, as in ``Trial``; 1 if nothing is faster, or nothing was compared.
+        gain, gains: the gains of all choices together, as in ``Trial``; 1 if nothing is faster, or nothing was
+            compared.
         tried: the choices that were tried in time.
         candidates: the number of all choices.
         seconds: the duration of tuning.
-        most_seconds: the allowed duration.
+        most_seconds: the maximum duration.
     """
 
     gain: float
@@ -115,7 +118,7 @@ class Measured(Generic[T]):
     most_seconds: float
 
     def measured(self) -> dict[str, Any]:
-        """Returns the gains and the trials as plain values, for ``Tuned.to_json``."""
+        """Returns the gains and the trials as values that JSON has, for ``Tuned.to_json``."""
         return {
             "gain": self.gain,
             "gains": self.gains,
@@ -125,7 +128,7 @@ class Measured(Generic[T]):
         }
 
     def too_short(self) -> list[str]:
-        """Returns a line for ``Tuned.summary`` if the time was over before all was tried."""
+        """Returns a line for ``Tuned.summary`` if the time ended before all choices were tried; otherwise []."""
         missing = self.candidates - len(self.tried)
         if not missing:
             return []
@@ -137,14 +140,14 @@ class Measured(Generic[T]):
 
 @dataclass(frozen=True)
 class Case:
-    """A step of fixed sizes that is timed. ``name`` is its name in reports."""
+    """A step of fixed sizes that is timed, with its name in reports."""
 
     name: str
     sizes: StepSizes
 
 
 def cases_of(context: int) -> tuple[Case, ...]:
-    """Returns the cases: decode steps of 1 request and of 8, one far into a text, and a prompt.
+    """Returns the cases to time: decode steps of 1 and of 8 requests, one at a long context, and a prompt.
 
     ``context``: the most tokens of a request, which limits the lengths.
     """
@@ -163,7 +166,7 @@ class Timed:
     """A program with some choices, whose steps are timed.
 
     Args:
-        runs: a function for each case, which runs a step of it.
+        runs: for each case, a function that runs a step of it.
         seconds: the approximate duration of one measurement, for which short steps are repeated.
     """
 
@@ -172,7 +175,7 @@ class Timed:
         self.repeats = [repeats_of(run, seconds) for run in runs]
 
     def time(self, case: int) -> float:
-        """Returns the seconds of a step of a case: the mean of its repeats."""
+        """Returns the seconds of a step of the case with this index: the mean of its repeats."""
         run, repeats = self._runs[case], self.repeats[case]
         start = time.perf_counter()
         for _ in range(repeats):
@@ -181,7 +184,7 @@ class Timed:
 
 
 def repeats_of(run: Callable[[], object], seconds: float = _SECONDS) -> int:
-    """Returns how often a step runs in ``seconds``, at least once. ``run`` runs the step."""
+    """Returns how many times ``run``, which runs a step, fits into ``seconds``, at least 1."""
     run()  # brings the weights into memory, and finds places for what is computed
     start = time.perf_counter()
     run()
@@ -196,14 +199,14 @@ def random_step(
     mixed_blocks: bool = False,
     ports: Sequence[str] = (),
 ) -> StepInput:
-    """Returns a step of random tokens at the end of each request's context, with the logits of each last token.
+    """Returns a step of random tokens at the end of each request's context, with logits for each request's last token.
 
     Args:
-        groups: the cache groups of the program.
+        groups: the program's cache groups.
         vocabulary: the number of token ids.
         sizes: the tokens and the context of each request.
-        mixed_blocks: True if block tables are in a random order, as after some requests; otherwise ascending.
-        ports: names of further arrays of the program, which are 0.
+        mixed_blocks: True if block tables are in a random order, as after some time of serving; otherwise ascending.
+        ports: the names of further arrays of the program, which are 0.
     """
     random = np.random.default_rng(_SEED)
     requests, longest = len(sizes.lengths), max(sizes.contexts)
@@ -225,13 +228,13 @@ def random_step(
 
 
 def check_seconds(seconds: float) -> None:
-    """Raises RequestError for a time of tuning that isn't above 0 and at most a day."""
+    """Raises RequestError unless the time for tuning is above 0 and at most a day."""
     if not 0 < seconds <= 86_400:
         raise RequestError(f"seconds: {seconds:g} is out of range", hint="It must be above 0, and a day at most.")
 
 
 def compare(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dict[str, float]:
-    """Returns by case the time of ``one`` over the time of ``other``, the median over rounds.
+    """Returns, by case, the time of ``one`` divided by the time of ``other``, the median over ``rounds`` rounds.
 
     The two alternate, and take turns in being first.
     """
@@ -247,7 +250,7 @@ def compare(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dic
 
 
 def worth(gains: Iterable[float]) -> bool:
-    """Returns True if a choice is faster on average, and nowhere much slower."""
+    """Returns True if these gains are large enough on average, and none is too low."""
     values = list(gains)
     return mean(values) >= LEAST_GAIN and min(values) >= WORST
 

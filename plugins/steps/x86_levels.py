@@ -1,4 +1,4 @@
-"""Levels of x86-64 for which libraries and modules are compiled ahead of time, and the levels of a processor."""
+"""Levels of x86-64 for which libraries and modules are compiled ahead of time, and the level of a CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ LevelName = Literal["v2", "v3", "v4", "v4-vnni"]
 
 
 def best_level(levels: Sequence[LevelName], features: Sequence[str]) -> LevelName | None:
-    """Returns the last of ``levels`` whose instructions a processor has; None if there is none."""
+    """Returns the last of ``levels`` whose instructions a CPU has; None if there is none.
+
+    ``features`` are the CPU's instruction-set flags.
+    """
     here = set(features)
     fitting = [name for name in levels if FEATURES[name] <= here]
     return fitting[-1] if fitting else None
@@ -20,20 +23,20 @@ _V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 FEATURES = {"v2": _V2, "v3": _V3, "v4": _V4, "v4-vnni": _V4 | {"avx512_vnni"}}
-"""Level -> what Linux calls the instructions that it needs."""
+"""Level -> the instruction-set flags that it needs, with Linux's names."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """A kind of processor for which libraries are compiled, and its registers' limits for schedules.
+    """A kind of processor for which kernels are compiled, with limits of its registers for schedules.
 
     Attributes:
         name: the level's name in a recipe, and of its library in a bundle.
         cpu: LLVM's name of the processor.
-        features: LLVM's features besides those of ``cpu``.
+        features: LLVM's features in addition to those of ``cpu``.
         rows, vectors: the block of sums that a product keeps in registers: rows by vectors of 16 floats.
         vnni: True if it has an instruction that multiplies bytes.
-        lanes: floats that loops process at a time.
+        lanes: the number of floats that loops process at a time.
         grid: True if loops over rows become a grid of GPU threads.
     """
 
@@ -53,7 +56,7 @@ class Level:
 
     @property
     def without(self) -> str:
-        """A hint for errors: what to do if a kernel is missing."""
+        """The hint for an error about a missing kernel."""
         if self.grid:
             return "Leave `cuda` out of the recipe's [tvm], or take --target cuda."
         return "Use --target cpu, or a recipe that doesn't need it."
@@ -68,9 +71,9 @@ LEVELS: Mapping[str, Level] = {
         Level("v4-vnni", "x86-64-v4", ("-prefer-256-bit", "+avx512vnni"), 12, 2, vnni=True),
     )
 }
-"""Levels in order: a library of one level also runs on the processors of later levels."""
+"""The levels by name, in ascending order. A library of one level also runs on CPUs of later levels."""
 
 
 def levels_in_order(value: tuple[LevelName, ...]) -> tuple[LevelName, ...]:
-    """Returns the levels without duplicates, the lowest first."""
+    """Returns the levels in ascending order, each once."""
     return tuple(sorted(set(value), key=list(FEATURES).index))

@@ -1,1 +1,1 @@
-"""Paged attention as plugins of TensorRT, with the Triton kernels compiled ahead. Imports no TensorRT itself."""
+"""The tensorrt target: paged attention as plugins of TensorRT, with Triton kernels compiled ahead."""

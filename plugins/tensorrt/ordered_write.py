@@ -1,7 +1,7 @@
-"""A cache write that TensorRT doesn't see: the kernel's code, with outputs that only order it before attention.
+"""A cache write that TensorRT doesn't recognize as one: its outputs only order it before attention.
 
-``kv_write`` writes to its outputs, which are declared as aliases of its inputs; TensorRT "may insert copies" then. Here
-the same code writes to its inputs. Its outputs are two numbers that are never written or read. Attention has them as
+The outputs of ``kv_write`` are declared as aliases of its inputs; TensorRT "may insert copies" for them. Here the same
+machine code writes to its inputs. Its outputs are two numbers that are never written or read. Attention has them as
 inputs, so that it runs after the write.
 """
 
@@ -16,9 +16,9 @@ from ..gpu.compile_ahead import CompiledKernel
 
 
 def writing_to_inputs(kernel: CompiledKernel) -> CompiledKernel:
-    """Returns a write kernel changed to use the caches' addresses from its parameters ``X_before`` instead of X.
+    """Returns a write kernel whose code takes the caches' addresses from its parameters ``X_before`` instead of X.
 
-    Raises TargetError if the code doesn't load each of those addresses by name.
+    Raises TargetError if the code doesn't load each of these addresses by name.
     """
     places = {name: index for index, (name, _) in enumerate(kernel.spec.arguments)}
     code = kernel.ptx

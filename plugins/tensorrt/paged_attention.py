@@ -1,6 +1,7 @@
 """The ``ew`` plugins of TensorRT, in its Python interface for plugins compiled ahead of time (``tensorrt.plugin``).
 
-Such a plugin is one launch without scratch memory, with a fixed list of inputs. Hence, for caches [P, K, Nkv, D]:
+Such a plugin is one launch without scratch memory, with a fixed list of inputs. So there are these plugins, for caches
+[P, K, Nkv, D]:
 
     ew::kv_write                           k, v, slots, k_cache, v_cache -> k_cache, v_cache (the same memory)
     ew::quantized_kv_write                 ... k_cache, v_cache, k_scales, v_scales -> those four (the same memory)
@@ -11,9 +12,9 @@ Such a plugin is one launch without scratch memory, with a fixed list of inputs.
     ew::quantized_paged_attention_parts    as ew::quantized_paged_attention -> parts, lse (both float32)
     ew::combine_splits                     parts, lse -> out
 
-They compute the ops of these names. Attention reads the write's result, so it runs after the write. The parts and
-combine_splits are for steps of one token a request over long contexts. A model without sinks or slopes passes any
-float32 [Nq] and has_sinks or has_slopes False.
+They compute the ops of these names. Attention reads the write's result, so it runs after the write. The plugins with
+parts and combine_splits are for steps with one token per request over long contexts. A model without sinks or slopes
+passes any float32 [Nq], and False for has_sinks or has_slopes.
 
 TensorRT's decorators need real annotations, not strings, so this file has no ``from __future__ import annotations``.
 """
@@ -42,9 +43,12 @@ from .ordered_write import writing_to_inputs
 Desc = trtp.TensorDesc
 Kernel = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
 Kernels = Callable[[KernelSpec], CompiledKernel]
-"""``compile_kernel``, or ``read_kernel`` of a bundle's folder."""
+"""A function that returns a compiled kernel: ``compile_kernel``, or ``read_kernel`` for a bundle's folder."""
 Attention = Callable[[AttentionShape, int, int], tuple[CompiledKernel, ...]]
-"""``read_attention`` of a bundle's folder: of a shape, a capability and the keys of a part."""
+"""A function that returns candidates of attention kernels, such as ``read_attention`` for a bundle's folder.
+
+Its arguments are the shape, the compute capability, and the keys of a split.
+"""
 
 _FLOATS: dict[trt.DataType, FloatType] = {
     trt.DataType.HALF: "f16",
@@ -59,7 +63,9 @@ _DATA_TYPES: dict[str, trt.DataType] = {name: of for of, name in _FLOATS.items()
 
 @dataclass
 class _Registered:
-    """The registration that the plugins build for: TensorRT has one registry per process, and a name enters it once."""
+    """The GPU and the kernels for which plugins are registered. TensorRT has one registry per process, and a name
+    enters it only once.
+    """
 
     capability: int
     kernels: Kernels
@@ -70,14 +76,16 @@ _REGISTERED: list[_Registered] = []
 
 
 def register_plugins(capability: int, kernels: Kernels, attention: Attention | None = None) -> None:
-    """Registers the plugins with TensorRT, for engines that are built afterwards.
+    """Registers the plugins with TensorRT, for engines that are built afterwards. A further call replaces all three
+    arguments.
 
     Args:
-        capability: the compute capability of the GPU that engines are built for; 89 for 8.9.
-        kernels: returns a kernel's machine code; its errors are raised by TensorRT's build.
+        capability: the compute capability of the GPU for which engines are built; 89 for 8.9.
+        kernels: returns a kernel's machine code; TensorRT's build raises its errors.
         attention: returns candidates of attention kernels; None compiles them with ``kernels``.
 
-    A further call replaces all three. Raises TargetError for an unknown capability.
+    Raises:
+        TargetError: the compute capability is unknown.
     """
     gpu_of(capability)
     if not _REGISTERED:
@@ -94,9 +102,9 @@ def register_plugins(capability: int, kernels: Kernels, attention: Attention | N
 def _called_with(
     parameters: Mapping[str, object], returns: object, function: Callable[[dict[str, Any]], object]
 ) -> Any:
-    """Wraps ``function``, which gets values by name, as a plugin function for TensorRT.
+    """Wraps ``function``, which gets values by name, as a plugin function with these parameters.
 
-    TensorRT reads names and types from the signature, and passes inputs by position and attributes either way.
+    TensorRT reads names and types from the signature, and passes inputs by position and attributes by position or name.
     """
 
     def called(*values: object, **attributes: object) -> object:
@@ -141,7 +149,7 @@ def _register_ordered_write() -> None:
 
 @dataclass(frozen=True)
 class _Attention:
-    """The used inputs of an attention plugin, and its attributes. ``inputs``: all inputs in order."""
+    """A call of an attention plugin: all ``inputs`` in order, the inputs that are read here, and its attributes."""
 
     inputs: tuple[Desc, ...]
     q: Desc
@@ -227,7 +235,7 @@ def _parts(a: _Attention) -> tuple[Desc, Desc]:
 
 
 def _tactics(a: _Attention) -> list[trtp.AutoTuneCombination]:
-    """Returns the network's combination of types, with a tactic (from 1 on) for each tile."""
+    """Returns the types of the network's attention, with one tactic (from 1 on) for each candidate kernel."""
     now = _REGISTERED[0]
     kernels = now.attention(a.shape, now.capability, a.split_keys)
     names = {trt.DataType.HALF: "FP16", trt.DataType.FLOAT: "FP32"}

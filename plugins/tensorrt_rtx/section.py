@@ -1,4 +1,6 @@
-"""The sections of a tensorrt-rtx target's manifest: its engines, and where they have the linear form, their steps."""
+"""The sections of a tensorrt-rtx target's manifest: its engines, and for the linear form also their inputs and
+outputs.
+"""
 
 from collections.abc import Iterator
 

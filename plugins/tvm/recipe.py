@@ -1,4 +1,4 @@
-"""[tvm] of a recipe."""
+"""The table [tvm] of a recipe."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class TvmOptions(Section):
     """The recipe's options for the target tvm.
 
     Attributes:
-        levels: levels of x86-64 that it is compiled for. The best that the processor has is run.
-        kernels: "enginewright": products and attention are the cpu target's kernels, which its libraries call. None if
-            TVM compiles all.
-        cuda: compute capabilities of GPUs that kernels are written for, as files that nothing of ours runs.
+        levels: the levels of x86-64 for which libraries are compiled. The best one that the CPU supports is run.
+        kernels: "enginewright" if products and attention are the cpu target's kernels, which the libraries call. None
+            if TVM compiles all.
+        cuda: the compute capabilities of GPUs for which kernels are written, as files that Enginewright can't run.
     """
 
     kernels: KernelsName | None = None

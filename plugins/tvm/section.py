@@ -1,4 +1,4 @@
-"""The ``tvm`` section of a target's manifest: the libraries that there are, and how their function is called."""
+"""The ``tvm`` section of a target's manifest: its libraries, and the arguments of their functions."""
 
 from __future__ import annotations
 
@@ -24,16 +24,20 @@ from enginewright.runtime.shared.step_schema import (
 from ..steps.x86_levels import LevelName
 
 STEP = "step"
-"""The function of a library that runs a step."""
+"""The name of a library's function that runs a step."""
 
 STEP_WITH_TAPS = "step_with_taps"
-"""The one that also writes the rows of hidden states: see ``hidden_taps.with_tap_outputs``. Older libraries lack it."""
+"""The name of the function that also writes the rows of hidden states (``hidden_taps.with_tap_outputs``). Older
+libraries don't have it.
+"""
 
 RUN_STEP = "enginewright.run_step"
-"""The function that a library calls for a step of the program that runs by our kernels; its argument is which."""
+"""The name of the function that a library calls to run a step of the program by the cpu target's kernels. Its argument
+is the step's index.
+"""
 
 OURS = frozenset({"linear", "quantized_linear", "grouped_linear", "quantized_grouped_linear", "paged_attention"})
-"""Ops of which there are kernels of ours to call."""
+"""Ops that a library can run by the cpu target's kernels."""
 
 KernelsName = Literal["enginewright"]
 
@@ -46,16 +50,16 @@ class TunedLibrary(Record, frozen=True, kw_only=True):
 
 
 class TvmSection(Record, frozen=True, kw_only=True):
-    """The target's section in a bundle's manifest, besides its program.json.
+    """The target's section in a bundle's manifest, in addition to its program.json.
 
     Attributes:
-        version: the version of TVM that made the libraries; only the same can run them.
-        levels: levels of x86-64 with a library, the lowest first.
-        program: SHA-256 of the program.json that the libraries were compiled from, since their memory accesses depend
-            on it. None in older bundles.
-        kernels: the owner of the kernels of products and attention; None for the library itself.
-        cuda: compute capabilities with CUDA files, which Enginewright can't run.
-        tuned: by level, a library that replaces the exported one.
+        version: the version of TVM that compiled the libraries, and the only one that can run them.
+        levels: the levels of x86-64 with a library, the lowest first.
+        program: the SHA-256 of the program.json from which the libraries were compiled, since their memory accesses
+            depend on it. None in older bundles.
+        kernels: "enginewright" if products and attention run by the cpu target's kernels; None if by the library.
+        cuda: the compute capabilities with CUDA files, which Enginewright can't run.
+        tuned: level -> the library of ``optimize tune`` that replaces the exported one.
     """
 
     version: str
@@ -66,24 +70,24 @@ class TvmSection(Record, frozen=True, kw_only=True):
     tuned: dict[LevelName, TunedLibrary] = field(default_factory=dict)
 
     def library(self, level: LevelName) -> str:
-        """Returns the file of a level's library."""
+        """Returns the file of a level's library, in the target's folder; a tuned one if there is one."""
         return self.tuned[level].library if level in self.tuned else library_name(level)
 
 
 def library_name(level: str) -> str:
-    """Returns the file of a level's library, in the target's folder."""
+    """Returns the file of a level's exported library, in the target's folder."""
     return f"step-{level}.so"
 
 
 @dataclass(frozen=True)
 class StepArguments:
-    """The arguments of ``step``, in this order; a cache has its keys, then its values.
+    """The names of the arguments of ``step``, in this order. A cache is two arguments: its keys, then its values.
 
     Attributes:
-        inputs: inputs of a step, by their names in programs.
-        arena: the types that the arena is passed as.
-        weights: names of weights; one tuple.
-        caches: caches as GROUP/LAYER; one tuple.
+        inputs: the inputs of a step, by their names in programs.
+        arena: the types as which the arena is passed.
+        weights: the names of the weights, passed as one tuple.
+        caches: the caches as GROUP/LAYER, passed as one tuple.
     """
 
     inputs: tuple[str, ...]
@@ -93,7 +97,7 @@ class StepArguments:
 
 
 def arguments_of(program: LoweredProgram) -> StepArguments:
-    """Returns those of a program's function, in the order that libraries have always had."""
+    """Returns the arguments of a program's function, in the order that libraries of all versions have."""
     groups = program.cache_groups
     return StepArguments(
         inputs=(
@@ -108,8 +112,9 @@ def arguments_of(program: LoweredProgram) -> StepArguments:
 
 
 def stored_type(use: WeightUse) -> str:
-    """Returns the type that kernels read a weight as: words of packed values, floats of 32 bits, integers, or their
-    bits."""
+    """Returns the type as which kernels read a weight: words of packed values, 32-bit floats, integers, or their
+    bits.
+    """
     if use.layout in ("panel32x2", "panel32x4", "panel32x8", "sparse32"):
         return "int32"
     return DTYPES[use.dtype].tvm

@@ -1,4 +1,4 @@
-"""The cpu target: a lowered program with planned memory, and weights packed as its kernels read them."""
+"""The emitter of the cpu target: a lowered program with planned memory, and weights packed as its kernels read them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..recipe import CpuOptions
 
 
 class CpuEmitter:
-    """Writes targets/cpu/program.json, every weight that the program reads, and the sizes that steps are padded to."""
+    """Writes targets/cpu/program.json, the weights that the program reads, and the sizes to which steps are padded."""
 
     name = "cpu"
 

@@ -1,4 +1,4 @@
-"""Measures the limits of this machine: the bandwidth of its memory, and its multiply-adds per second."""
+"""Measures the limits of this machine: its memory bandwidth, and its multiply-adds per second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enginewright.runtime.shared.step_costs import StepCost
 from ..extension import cpu_extension
 
 _CHUNK = 1 << 20
-"""Bytes that a thread reads at a time: a smaller working set would leave threads without any."""
+"""The bytes that a thread reads at a time. A working set smaller than one for each thread would leave threads idle."""
 
 MOST_BYTES = 512 << 20
 """The bytes that are read to measure the bandwidth, more than any cache holds."""
@@ -34,18 +34,18 @@ class Machine:
     peaks: dict[str, float]
 
     def at_best(self, other: Machine) -> Machine:
-        """Returns the higher limits of two measurements of one machine, as other load only slows it."""
+        """Returns the higher limits of two measurements of one machine, since other load can only lower them."""
         peaks = {kind: max(peak, other.peaks[kind]) for kind, peak in self.peaks.items()}
         return Machine(self.isa, self.threads, max(self.bandwidth, other.bandwidth), peaks)
 
 
 def measure_machine(isa: str, threads: int, types: Iterable[str], working_set: int) -> Machine:
-    """Measures the limits of this machine, for some tenths of a second.
+    """Measures the limits of this machine, in some tenths of a second.
 
     Args:
         isa, threads: the instruction set and the number of threads of the kernels; at least one thread.
         types: the types of factors whose peaks are measured.
-        working_set: bytes that a step reads.
+        working_set: the bytes that a step reads.
 
     Raises:
         CapacityError: there is too little memory.
@@ -60,10 +60,10 @@ def measure_machine(isa: str, threads: int, types: Iterable[str], working_set: i
 
 
 def limit_seconds(cost: StepCost, machine: Machine) -> float:
-    """Returns the minimum seconds of a step: the longer of its memory transfers and its multiplications."""
+    """Returns the least time of a step: that of its memory transfers or of its multiply-adds, whichever is longer."""
     return max(cost.memory / machine.bandwidth, multiply_seconds(cost, machine))
 
 
 def multiply_seconds(cost: StepCost, machine: Machine) -> float:
-    """Returns the least time for a step's multiply-adds."""
+    """Returns the least time of a step's multiply-adds, in seconds."""
     return sum(count / machine.peaks[kind] for kind, count in cost.products.items() if kind in machine.peaks)

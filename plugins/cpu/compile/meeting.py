@@ -1,4 +1,4 @@
-"""Measures how long ranks wait for each other at a barrier, in processes that do nothing else."""
+"""Measures how long ranks wait for each other at a barrier, with processes that do nothing else."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..extension import cpu_extension
 
 _ROUNDS = 2000
 _SPIN = 1e-3
-"""Seconds for which a rank waits awake; all ranks have cores."""
+"""The seconds for which a rank waits awake, since each rank has a core."""
 
 _PEER = "import sys; from enginewright.plugins.cpu.compile.meeting import meet; meet(*map(int, sys.argv[1:]))"
 
 
 def meeting_seconds(ranks: int) -> float:
-    """Measures a barrier between ``ranks`` processes, but at most one for each core, and returns its median seconds.
+    """Returns the median seconds of a barrier between ``ranks`` processes, at most one for each core.
 
-    Raises CapacityError without shared memory, EnginewrightError if a process can't be started.
+    Raises CapacityError if there is no shared memory, EnginewrightError if a process can't be started.
     """
     ranks = min(ranks, available_threads())
     if ranks < 2:
@@ -57,13 +57,19 @@ def meeting_seconds(ranks: int) -> float:
 
 
 def _watch(peer: subprocess.Popen[bytes], link: cpu_extension.RankLink) -> None:
-    """Waits until a rank's process ends; if it fails, the other ranks stop waiting for it."""
+    """Waits until a rank's process ends. If it failed, the other ranks stop waiting for it."""
     if peer.wait():
         link.abandon("a rank's process ended")
 
 
 def meet(fd: int, rank: int, ranks: int) -> None:
-    """Runs the other ranks' side of the measurement ``meeting_seconds``, as the main program of their processes."""
+    """Runs another rank's side of the measurement, as the main function of its process.
+
+    Args:
+        fd: the descriptor of the shared memory.
+        rank: this rank.
+        ranks: the number of ranks.
+    """
     link = cpu_extension.RankLink(fd, rank, [1] * ranks, _SPIN)
     for _ in range(1 + _ROUNDS):
         link.meet()

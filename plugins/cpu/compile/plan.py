@@ -1,10 +1,10 @@
-"""Predicts the time of a step on this machine's processor, from constants that are measured here in some seconds.
+"""Predicts the time of a step on this machine's CPU, from measurements that take some seconds.
 
 The program's steps are run in order on made-up weights and caches (``step_probe``), at a few sizes: 1 to 32 requests at
-128 tokens, 1 and 8 at 1,024, 1 at 4,096, prompts of 64 and 512 tokens, and the second half of one of 1,024. For each of
-about a dozen kinds of step (``step_kinds``), other times are interpolated and extrapolated linearly: by rows, or for
-attention by requests and context. The engine's work around a run and the sampler are timed separately. Products of
-experts aren't timed; their time is the machine's limit (``report/machine.py``).
+128 tokens, 1 and 8 at 1,024, 1 at 4,096, prompts of 64 and 512 tokens, and the second half of one of 1,024. There are
+about a dozen kinds of step (``step_kinds``). The times of each kind at other sizes are interpolated or extrapolated
+linearly: by rows, or for attention by requests and context. The engine's work around a run and the sampler are timed
+separately. Products of experts aren't timed; their predicted time is the machine's limit (``report/machine.py``).
 """
 
 from __future__ import annotations
@@ -35,30 +35,32 @@ from .step_probe import StepProbe, Timed
 STAGE = "kernels"
 _ROWS, _PROMPTS = (1, 2, 3, 5, 7, 9, 13, 18, 24, 32), (64, 512)
 _CONTEXTS = {1: (128, 1024, 4096), 8: (128, 1024)}
-"""The contexts at which attention is timed, by requests."""
+"""The number of requests -> the contexts at which their attention is timed."""
 
 Point = tuple[float, float]
 
 
 def decode(requests: int, context: int) -> StepSizes:
-    """Returns the sizes of a step with one token for each of ``requests`` requests."""
+    """Returns the sizes of a decode step with one token for each of ``requests`` requests, at this context."""
     return StepSizes((1,) * requests, (context,) * requests)
 
 
 def prompt(tokens: int) -> StepSizes:
-    """Returns the sizes of a step with one whole prompt."""
+    """Returns the sizes of a step with one prompt of ``tokens`` tokens."""
     return StepSizes((tokens,), (tokens,))
 
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds by size: straight between the points, and beyond the last ones as between the two next to them."""
+    """A time in seconds as a piecewise linear function of a size. Beyond the outermost points it continues their
+    segments.
+    """
 
     points: tuple[Point, ...]
 
     @classmethod
     def through(cls, points: Sequence[Point]) -> Line:
-        """Makes a line through points in any order; of several at one size, the first counts."""
+        """Returns the line through these points, in any order. Of several points at one size, the first counts."""
         return cls(tuple(sorted({x: (x, y) for x, y in reversed(points)}.values())))
 
     def at(self, size: float) -> float:
@@ -72,12 +74,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes at which kernels are timed, for a model of some context length.
+    """The sizes at which kernels are timed, for a model with some context length.
 
     Attributes:
-        rows: decode steps, for all that isn't attention.
-        attention: decode steps at some contexts, by requests.
-        chunks: two prompts, and the second half of a long one.
+        rows: decode steps, for kernels other than attention.
+        attention: the number of requests -> decode steps at some contexts.
+        chunks: two prompts, and the second half of a longer one.
     """
 
     rows: tuple[StepSizes, ...]
@@ -86,7 +88,7 @@ class Grid:
 
     @classmethod
     def within(cls, context_length: int) -> Grid:
-        """Returns a grid whose sizes are no longer than the context."""
+        """Returns a grid whose contexts and prompts aren't longer than ``context_length``."""
         half = max(1, context_length // 2)
         short, long = min(_CONTEXTS[1][0], half), min(_CONTEXTS[1][1], context_length)
         chunks = prompt(min(_PROMPTS[0], half)), prompt(min(_PROMPTS[1], context_length))
@@ -99,45 +101,47 @@ class Grid:
 
     @property
     def prompts(self) -> tuple[StepSizes, ...]:
-        """The chunks that begin at a prompt's beginning."""
+        """The two of ``chunks`` that are whole prompts."""
         return self.chunks[:2]
 
     @property
     def sizes(self) -> list[StepSizes]:
-        """Returns all sizes, without duplicates."""
+        """All sizes, each once."""
         return list(dict.fromkeys([*self.rows, *(s for row in self.attention.values() for s in row), *self.chunks]))
 
 
 @dataclass(frozen=True)
 class AttentionTimes:
-    """Seconds of one step of attention: decoding by context, for some numbers of requests; and chunks of prompts.
+    """The times of one layer's attention, in seconds.
 
-    ``chunk``: a, b and c of a + b tokens + c multiply-adds.
+    Attributes:
+        decodes: (number of requests, time of a decode step by context), ascending.
+        chunk: a, b and c of a + b tokens + c multiply-adds, the time for chunks of prompts.
     """
 
     decodes: tuple[tuple[int, Line], ...]
     chunk: tuple[float, float, float]
 
     def decode(self, requests: int, context: float) -> float:
-        """Returns the predicted seconds of decoding ``requests`` requests, with ``context`` tokens each."""
+        """Returns the predicted seconds for ``requests`` requests with one new token and ``context`` tokens each."""
         if not requests:
             return 0.0
         return Line.through([(n, line.at(context)) for n, line in self.decodes]).at(requests)
 
     def prompts(self, tokens: int, multiply_adds: int) -> float:
-        """Predicts the seconds of attention for a chunk of a prompt, by its tokens and multiply-adds."""
+        """Returns the predicted seconds for chunks of prompts with these tokens and multiply-adds."""
         a, b, c = self.chunk
         return max(0.0, a + b * tokens + c * multiply_adds) if tokens else 0.0
 
 
 @dataclass(frozen=True)
 class RowTimes:
-    """Seconds of a step that isn't attention.
+    """The times of one step of a kind other than attention.
 
     Attributes:
-        rows: seconds by the elements that it writes, at the context of ``Grid.rows``.
-        colder: additional seconds by the bytes of keys and values of a whole step, which displace other data from the
-            processor's caches.
+        rows: seconds by the number of elements that it writes, at the context of ``Grid.rows``.
+        colder: additional seconds by the bytes of keys and values that the whole program reads. These displace other
+            data from the CPU's caches.
     """
 
     rows: Line
@@ -147,8 +151,8 @@ class RowTimes:
         """Returns the predicted seconds of a step.
 
         Args:
-            size: elements that it writes.
-            kv: bytes of keys and values of the whole step.
+            size: the elements that it writes.
+            kv: the bytes of keys and values that the whole program reads.
             kv_at_rows: the same bytes for as many requests at the context of ``Grid.rows``.
         """
         most = self.colder.points[-1][0]
@@ -156,24 +160,26 @@ class RowTimes:
 
 
 KindTimes = RowTimes | AttentionTimes | None
-"""None: it takes what the machine's limits leave it."""
+"""The times of one kind of step. None for kinds that aren't timed, whose predicted time is the machine's limit."""
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """The seconds of a step outside of its kernels, by the number of requests: the run, the engine and the sampler."""
+    """The seconds of a step of the engine outside of kernels, by the number of requests: of the run, the engine and the
+    sampler.
+    """
 
     run: Line
     engine: Line
     sampler: Line
 
     def at(self, requests: int) -> float:
-        """Returns the seconds around a step's kernels: of the run, the engine and the sampler."""
+        """Returns the seconds outside of kernels for this number of requests."""
         return self.run.at(requests) + self.engine.at(requests) + self.sampler.at(requests)
 
 
 class CpuModel:
-    """One program on this machine. ``context``: of ``Grid.rows``."""
+    """Predicts the times of one program on this machine. ``context`` is the context of ``Grid.rows``."""
 
     def __init__(
         self,
@@ -187,17 +193,17 @@ class CpuModel:
         self._context = context
 
     def seconds(self, sizes: StepSizes) -> float:
-        """Predicts the seconds of a step of the engine."""
+        """Returns the predicted seconds of a step of the engine."""
         pairs = zip(self._steps.kinds, self._steps.costs(sizes), strict=True)
         kernels = sum(kind.count * self._of_kind(kind, cost, sizes) for kind, cost in pairs)
         return self._overhead.at(len(sizes.lengths)) + kernels
 
     def around(self, sizes: StepSizes) -> float:
-        """Predicts the seconds around a step's kernels: of the run, the engine and the sampler."""
+        """Returns the predicted seconds of a step outside of its kernels."""
         return self._overhead.at(len(sizes.lengths))
 
     def bound(self, sizes: StepSizes) -> str:
-        """Returns the limit of most of a step's kernels, "memory" or "products", by the machine's limits."""
+        """Returns the resource that limits most of a step's kernel time: "memory" or "products"."""
         spent = {"memory": 0.0, "products": 0.0}
         for kind, cost in zip(self._steps.kinds, self._steps.costs(sizes), strict=True):
             memory = cost.memory / self._machine.bandwidth
@@ -224,7 +230,9 @@ class CpuModel:
 
 
 def elements(step: Step, sizes: StepSizes) -> int:
-    """Returns the number of elements that a step writes, or reads if it writes to a cache: its time grows with them."""
+    """Returns the number of elements that a program's step writes, or reads if it writes to a cache. Its time grows
+    with them.
+    """
     operands = step.outputs or [o for o in step.inputs if o.kind == "buffer"]
     return sum(int(np.prod([sizes.at(size) for size in o.shape])) for o in operands)
 
@@ -236,16 +244,17 @@ def measure(
     threads: int = 0,
     progress: Progress = silent,
 ) -> CpuModel:
-    """Measures the model of this processor, which takes some seconds.
+    """Measures a program on this machine, which takes some seconds. Returns the model that predicts its times.
 
     Args:
         steps: the program's steps, with memory planned.
         context_length: the model's context, in tokens: no size is longer.
-        engine: returns the engine's seconds around a step, by the number of decoding requests.
+        engine: returns the engine's seconds around a run, for a number of decoding requests.
         threads: the number of threads of the kernels; 0 means one for each core.
-        progress: a function called with the stage "kernels".
+        progress: called with the stage "kernels".
 
-    Raises CapacityError if memory doesn't suffice.
+    Raises:
+        CapacityError: there is too little memory.
     """
     grid, threads = Grid.within(context_length), threads or available_threads()
     types = {kind for cost in steps.costs(decode(1, 1)) for kind in cost.products}
@@ -288,7 +297,11 @@ _SAMPLES = 40
 
 
 def sampler_seconds(vocabulary: int, rows: Sequence[int], threads: int) -> Line:
-    """Returns the seconds of choosing a token greedily from each of ``rows`` rows of logits."""
+    """Measures greedy sampling on ``threads`` threads, from as many rows of logits [vocabulary] as each of ``rows``
+    says.
+
+    Returns the seconds as a line through these points: the time by the number of rows.
+    """
     sampler = RowSampler(threads)
     random = np.random.default_rng(0)
 
@@ -314,9 +327,7 @@ def _model(planned: PlannedSteps, device: Device, progress: Progress) -> CpuMode
 
 
 def _timed(planned: PlannedSteps, device: Device, sizes: StepSizes, progress: Progress) -> StepSeconds:
-    """Measures the seconds of a step of one size, which takes about a second. Products of experts aren't run: see
-    ``measure``.
-    """
+    """Measures a step of one size, which takes about a second. Products of experts aren't run."""
     steps, threads, requests = planned.steps, device.threads or available_threads(), len(sizes.lengths)
     timed = StepProbe(steps, [sizes], threads).seconds(sizes)
     of_kind = dict(timed.kinds)

@@ -1,4 +1,4 @@
-"""Measures steps in which a request has several rows, as in speculation."""
+"""Measures decode steps in which one request has several rows, as with speculation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .step_runner import StepRunner
 
 CONTEXTS = (64, 1024, 4096)
 _FEWEST, _MOST = 3, 25
-"""Rounds."""
+"""The least and the largest number of rounds."""
 
 
 def row_seconds(
@@ -28,16 +28,16 @@ def row_seconds(
     threads: int = 0,
     choices: Mapping[str, int] | None = None,
 ) -> dict[int, tuple[float, ...]]:
-    """Returns, by context, the seconds of steps of 1, 2, ... ``DRAFT_ROWS`` rows of one request.
+    """Measures steps in which one request has 1, 2, ... ``DRAFT_ROWS`` rows. Returns their seconds, by context.
 
-    Each is the minimum of some rounds, as other load only slows it. Every row's token is drawn greedily. When the time
-    is over, the remaining contexts are omitted.
+    Each time is the minimum of some rounds, as other load can only slow a step. Every row's token is drawn greedily.
+    When the time is over, the remaining contexts are omitted.
 
     Args:
-        bundle: opened, with a ready target cpu.
-        contexts: tokens of each request, including those of the step.
-        seconds: maximum time of the measurement, without opening the program.
-        others: other requests in the step, each with one row.
+        bundle: an open bundle with a ready target cpu.
+        contexts: the tokens of each request, including those of the step.
+        seconds: the maximum time of the measurement, without opening the program.
+        others: the number of other requests in the step, each with one row.
         threads, choices: see ``CpuProgram``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Times the kernels of a program that needn't exist yet: its steps in their order, on made-up weights and caches."""
+"""Times the kernels of a program that needn't exist yet: its steps in order, on made-up weights and caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from ...steps.timed_steps import random_step
 from .step_runner import fill_caches
 
 MOST_BYTES = 512 << 20
-"""The bytes of made-up weights, unless one is larger: more than most caches hold, less than most machines have free."""
+"""The bytes of made-up weights, or those of the largest weight if it is larger. They exceed most CPU caches, and fit
+into the free memory of most machines.
+"""
 
 _ALIGNMENT = 64
 _SECONDS, _LEAST_RUNS = 0.15, 2
@@ -31,23 +33,29 @@ _SECONDS, _LEAST_RUNS = 0.15, 2
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of a run: of one step of each kind, by its key, and of all that isn't in kernels, for each step."""
+    """The seconds of a run.
+
+    Attributes:
+        kinds: the key of a kind of step -> seconds of one step of that kind.
+        around: the seconds outside of kernels, divided by the number of steps.
+    """
 
     kinds: Mapping[Hashable, float]
     around: float
 
 
 class StepProbe:
-    """A program of the same steps, with as many layers as ``MOST_BYTES`` of weights hold.
+    """A program with the same steps, but only as many layers as fit into ``MOST_BYTES`` of weights.
 
     Products of experts are omitted, because their time depends on which experts real tokens select.
 
     Args:
         steps: the program's steps, with memory planned.
         sizes: the sizes that will be timed.
-        threads: 0 means one for each core.
+        threads: the number of threads; 0 means one for each core.
 
-    Raises CapacityError if memory doesn't suffice.
+    Raises:
+        CapacityError: there is too little memory.
     """
 
     def __init__(self, steps: CountedSteps, sizes: Sequence[StepSizes], threads: int = 0) -> None:
@@ -78,7 +86,7 @@ class StepProbe:
         self.seconds(sizes[0])  # the first run of a process takes longer, whatever its size
 
     def seconds(self, sizes: StepSizes) -> Timed:
-        """Times a step of these sizes, by medians."""
+        """Runs a step of these sizes repeatedly, and returns median times."""
         step = random_step(self._groups, self._vocabulary, sizes, mixed_blocks=True, ports=self._program.lowered.ports)
         self._program.run(step)
         whole: list[float] = []
@@ -96,8 +104,10 @@ class StepProbe:
 
 
 def _with_logits(program: LoweredProgram) -> tuple[LoweredProgram, Step]:
-    """Returns a stage that has no logits with an added step that makes one number for each sampled row, and
-    that step.
+    """Adds a step to a program without logits, such as a pipeline's first stage: it makes one number for each sampled
+    row.
+
+    Returns the new program and the added step.
     """
     rows, one = Affine(r=1), Affine(1)
     logits = Operand(kind="buffer", name="made up", dtype="f32", shape=(rows, one), strides=(one, one))
@@ -112,13 +122,16 @@ def _with_logits(program: LoweredProgram) -> tuple[LoweredProgram, Step]:
 
 
 def _known_ids(program: LoweredProgram) -> int:
-    """Returns the number of valid ids: rows of the table that they are looked up in; 1 if it isn't in this program."""
+    """Returns the number of valid token ids: the rows of the embedding table; 1 if this program has no such table."""
     tables = (s.inputs[1].shape[0].constant for s in program.steps if counted_as(s) == "table")
     return min(tables, default=1)
 
 
 def _first_of_each(steps: CountedSteps, uses: Mapping[str, WeightUse]) -> list[tuple[Step, Hashable]]:
-    """Returns the first steps of each kind, in the program's order, with their kinds' keys."""
+    """Returns the first steps of each kind that are kept, in the program's order, with the keys of their kinds.
+
+    ``uses`` has the weights by name.
+    """
 
     def nbytes(operands: Sequence[Operand]) -> int:
         return sum(stored_bytes(uses[o.name]) for o in operands if o.kind == "weight")
@@ -135,11 +148,12 @@ def _first_of_each(steps: CountedSteps, uses: Mapping[str, WeightUse]) -> list[t
 
 
 def _made_up(uses: Iterable[WeightUse]) -> dict[str, npt.NDArray[np.uint8]]:
-    """Returns memory for each weight: separate up to ``MOST_BYTES``, then shared with earlier weights.
+    """Returns memory for each weight by name: separate memory up to ``MOST_BYTES``, then memory that earlier weights
+    have too.
 
-    It is a mapped file with a hole, which needs no disk space: bundle weights are mapped files too, whose pages differ
-    from a process's own. All values are 0, because other numbers could make activations so large or small that
-    processors slow down.
+    It is a mapped sparse file, which needs no disk space. The weights of bundles are mapped files too, whose pages
+    differ from a process's own. All values are 0, because other numbers could make activations so large or small that
+    CPUs slow down.
     """
     sizes = {use.name: stored_bytes(use) for use in uses}
     places = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes.values()]

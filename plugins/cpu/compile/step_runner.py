@@ -1,4 +1,4 @@
-"""Runs single steps of a bundle's program at chosen sizes, for measurements; without torch."""
+"""Runs single steps of a bundle's program at any sizes, for measurements. It doesn't import torch."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from ...steps.timed_steps import random_step
 from ..serve.executor import CpuExecutor
 
 _FILL = 0x3C
-"""The value of all bytes of a number: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. Values don't change a step's
-time."""
+"""The value of each byte of made-up caches: 60 as int8, 1.5 as fp8, 0.01 as bf16 and f32. Values don't change a step's
+time.
+"""
 
 
 class StepRunner:
-    """A bundle's cpu program with KV caches for the largest of some sizes.
+    """A bundle's cpu program, with KV caches for the largest of some sizes.
 
     Args:
         bundle: a bundle with a ready target cpu.
         sizes: all sizes that will be run.
-        threads: 0 means one for each core.
+        threads: the number of threads; 0 means one for each core.
         weights: arrays by name that replace the bundle's weights.
-        lowered: a program that replaces the bundle's own.
+        lowered: a program that replaces the bundle's.
         tuning, isa: see ``CpuProgram``.
 
     Raises:
@@ -57,24 +58,25 @@ class StepRunner:
         self.program = CpuProgram(self.lowered, arrays, blocks=blocks, threads=threads, tuning=tuning, isa=isa)
 
     def caches(self) -> list[npt.NDArray[np.uint8]]:
-        """Returns the memory of keys and values, layer by layer."""
+        """Returns the memory of keys and of values, layer by layer."""
         return cache_memory(self.program)
 
     def fill_caches(self) -> None:
-        """Makes up keys and values: see ``fill_caches``."""
+        """Fills the caches with made-up keys and values; see ``fill_caches``."""
         fill_caches(self.program)
 
     def step(self, sizes: StepSizes) -> StepInput:
-        """Returns a ``random_step`` for this program."""
+        """Returns a step of these sizes with random tokens."""
         return random_step(self.lowered.cache_groups, self.vocabulary, sizes, ports=self.lowered.ports)
 
 
 def open_ranks(
     bundle: Bundle, sizes: Sequence[StepSizes], *, threads: int = 0, partition: Partition = Partition()
 ) -> CpuExecutor:
-    """Returns an executor of the bundle's cpu program, on ranks if ``partition`` has several. The caller closes it.
+    """Opens an executor of the bundle's cpu program, on several ranks if ``partition`` has several. The caller closes
+    it.
 
-    Its KV caches are filled with made-up values.
+    Its KV caches have room for the largest of ``sizes``, and are filled with made-up values.
     """
     blocks, placement = _blocks(bundle.program("cpu"), sizes), Placement(threads=threads, partition=partition)
     executor = make_executor(bundle, "cpu", blocks, bundle.model.context_length, placement)
@@ -91,16 +93,16 @@ def _blocks(lowered: LoweredProgram, sizes: Sequence[StepSizes]) -> dict[str, in
 
 
 def cache_memory(program: CpuProgram) -> list[npt.NDArray[np.uint8]]:
-    """Returns the memory of keys and values, layer by layer."""
+    """Returns the memory of keys and of values, layer by layer."""
     groups = program.lowered.cache_groups
     return [a for group in groups for i in group.layers for a in program.cache_memory(group.name, i)]
 
 
 def fill_caches(program: CpuProgram) -> None:
-    """Makes up keys and values.
+    """Fills the caches with made-up keys and values.
 
-    A page of a cache that was never written is the system's one page of zeros, which never leaves the processor's
-    cache: times would be too good.
+    Pages of memory that were never written are all the system's one page of zeros, which stays in the CPU's caches. So
+    times with such pages would be too short.
     """
     for array in cache_memory(program):
         array.fill(_FILL)

@@ -1,4 +1,4 @@
-"""The compiler's half of the cpu target."""
+"""The compiling half of the cpu target."""
 
 from ...emit.target import Target
 from .emitter import CpuEmitter, lower_for_cpu

@@ -1,4 +1,6 @@
-"""Searches for faster settings of the cpu target: tunables and the number of threads, one at a time, in paired runs."""
+"""Searches for faster settings of the cpu target: other values of tunables and other numbers of threads, one at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +43,19 @@ CANDIDATES: Mapping[str, tuple[int, ...]] = {
 """Tunable -> the values to try in addition to the executor's default."""
 
 _FEWEST, _MOST = 3, 25
-"""Rounds of a comparison."""
+"""The least and the largest number of rounds of a comparison."""
 _LAST = 2
-"""The factor of rounds of the final comparison."""
+"""The factor by which the final comparison has more rounds."""
 _ROWS_SHARE = 0.2
-"""The share of the time that steps of several rows of a request are timed for."""
+"""The share of the time for measuring steps with several rows of a request."""
 
 
 @dataclass(frozen=True)
 class Tried(Trial):
-    """A choice of a tunable or of the number of threads ("threads"), compared with the best so far.
+    """A value of a tunable, or of the number of threads ("threads"), compared with the best settings so far.
 
     Attributes:
-        kept: True if the choice is in the file, because the best choices were also faster in the last comparison.
+        kept: True if the value is in the file, because the best settings were also faster in the final comparison.
     """
 
     kept: bool = False
@@ -74,12 +76,14 @@ class TuneResult(Measured[Tried]):
     written: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
+        """Returns the result as values that JSON has."""
         return {"path": str(self.path), "written": self.written, "file": self.file.model_dump(), **self.measured()}
 
     def table(self) -> list[str]:
-        """Returns the lines of three tables: each choice against the best so far, the final choices against the
-        executor's defaults by kind of step, and the times of steps with several rows of a request.
+        """Returns the lines of three tables.
+
+        They compare each value with the best settings so far, and the final settings with the executor's defaults by
+        kind of step. The third has the times of steps with several rows of a request.
         """
         lines = [f"{'choice':<18}{'value':>10}{'speed':>9}"] if self.tried else []
         for tried in self.tried:
@@ -100,7 +104,7 @@ class TuneResult(Measured[Tried]):
         return lines
 
     def summary(self) -> list[str]:
-        """Returns the choices and the path of their file, as lines for people."""
+        """Returns lines of text with the chosen settings and the path of their file."""
         chosen = dict(self.file.choices) | ({"threads": self.file.threads} if self.file.threads else {})
         lines = []
         if chosen:
@@ -120,17 +124,17 @@ def tune(
     write: bool = True,
     progress: Progress = silent,
 ) -> TuneResult:
-    """Times steps with other values of the tunables of ``CANDIDATES`` and other numbers of threads, and writes the best
-    settings to a file next to the bundle.
+    """Times steps with other values of the tunables of ``CANDIDATES`` and other numbers of threads.
 
-    Each candidate runs interleaved with the best settings so far. At the end, the best settings run interleaved with
-    the executor's defaults, and are stored if they are faster by ``LEAST_GAIN``; otherwise the file has none. A
-    candidate is begun only if it and the last comparison will end within ``seconds``; if there is no time for any, no
-    file is written. Finally, steps of several rows of a request are timed with the stored settings (``row_seconds``).
+    The best settings are written to a file next to the bundle. Each candidate runs interleaved with the best settings
+    so far. At the end, the best settings run interleaved with the executor's defaults, and are stored if they are
+    faster by ``LEAST_GAIN``; otherwise the file has none. A candidate is begun only if it and the final comparison will
+    end within ``seconds``; if there is no time for any, no file is written. Finally, steps of several rows of a request
+    are timed with the stored settings (``row_seconds``).
 
     Args:
         bundle: an open bundle, whose target cpu is ready.
-        seconds: maximum time of the measurement, without opening the program.
+        seconds: the maximum time of the measurement, without opening the program.
         threads: the number of threads. 0 tries one for each core and half as many.
         records: must be None: this target has no records.
         write: True writes the file.
@@ -177,20 +181,20 @@ def tune(
 
 
 class _Search:
-    """Compares one choice after the other with the best so far, until the time is over.
+    """Compares one candidate after the other with the best settings so far, until the time is over.
 
     Args:
-        bundle: opened, with a ready target cpu.
+        bundle: an open bundle with a ready target cpu.
         threads: the number of threads; 0 means one for each core, and also tries half as many.
-        seconds: maximum time of the measurement. Opening the program isn't included.
-        progress: a function called with the stage "tune".
+        seconds: the maximum time of the measurement, without opening the program.
+        progress: called with the stage "tune".
 
     Attributes:
         began: the time at which the search began, of ``time.perf_counter``.
-        plan: the names and values to try.
-        tried: the candidates tried so far.
-        default: the program with the executor's own choices.
-        best: the program with the best choices so far.
+        plan: the candidates, (name of a tunable or "threads", value).
+        tried: the candidates tried so far, with their times.
+        default: the program with the executor's defaults.
+        best: the program with the best settings so far.
     """
 
     def __init__(self, bundle: Bundle, threads: int, seconds: float, progress: Progress) -> None:
@@ -208,7 +212,7 @@ class _Search:
         self._rounds = min(max(int(left / (self._round_seconds * (len(self.plan) + _LAST))), _FEWEST), _MOST)
 
     def run(self) -> None:
-        """Tries the choices, as long as there is time for one and for the final comparison."""
+        """Tries candidates, as long as there is time for one more and for the final comparison."""
         needed = self._opening + self._round_seconds * self._rounds * (1 + _LAST)
         for done, (name, value) in enumerate(self.plan):
             if time.perf_counter() + needed > self._until:
@@ -221,7 +225,9 @@ class _Search:
             self.best = other if faster else self.best
 
     def compare_with_default(self) -> tuple[dict[str, float], bool]:
-        """Returns the gains by case of the best over the executor's own choices, and if they are worth keeping."""
+        """Compares the best settings with the executor's defaults. Returns the gains by case, and True if they are
+        worth storing.
+        """
         self.report(0, "the best beside the executor's own")
         if self.best is self.default:
             return {case.name: 1.0 for case in self._cases}, False
@@ -229,7 +235,7 @@ class _Search:
         return gains, worth(gains.values())
 
     def row_seconds(self, chosen: Contender) -> dict[int, tuple[float, ...]]:
-        """Returns the times of steps of several rows of a request by context; {} if nothing was tried."""
+        """Returns the seconds of steps with several rows of a request, by context; {} if nothing was tried."""
         if not self.tried:
             return {}
         self.report(1, "rows of one request")
@@ -238,18 +244,21 @@ class _Search:
         return row_seconds(self._bundle, contexts, left, threads=chosen.threads, choices=chosen.choices)
 
     def report(self, phase: int, what: str = "") -> None:
-        """Reports progress after the choices: phase 0 is the final comparison, 1 the rows, 2 the end."""
+        """Reports the progress after the candidates: ``phase`` is 0 for the final comparison, 1 for rows, 2 at the end.
+
+        ``what`` is shown as the current work.
+        """
         self._progress(ProgressEvent(STAGE, len(self.plan) + phase, len(self.plan) + 2, what))
 
 
 class Contender(Timed):
-    """A program with some choices, ready to run.
+    """A program with some settings, ready to run the cases of a comparison.
 
     Args:
-        bundle: opened, with a ready target cpu.
+        bundle: an open bundle with a ready target cpu.
         cases: the cases that will be run.
-        threads: 0 means one for each core.
-        choices: see ``CpuProgram``.
+        threads: the number of threads; 0 means one for each core.
+        choices: the values of tunables; see ``CpuProgram``.
     """
 
     def __init__(self, bundle: Bundle, cases: Sequence[Case], threads: int, choices: Mapping[str, int]) -> None:
@@ -264,13 +273,15 @@ class Contender(Timed):
 
 
 def _is_part(tried: Tried, best: Contender) -> bool:
-    """Returns True if ``best`` still has the tried value; a later value of the same tunable may have replaced it."""
+    """Returns True if ``best`` has the value that was tried. A later value of the same tunable may have replaced it."""
     value = best.threads if tried.name == "threads" else best.choices.get(tried.name)
     return value == tried.value
 
 
 def fewer_threads(cores: int) -> list[int]:
-    """Returns the numbers of threads to try besides one per core: half as many, for cores of two hardware threads."""
+    """Returns the numbers of threads to try in addition to one per core: half as many, in case cores have two hardware
+    threads.
+    """
     return [cores // 2] if cores > 1 else []
 
 

@@ -1,4 +1,4 @@
-"""Checks whether a machine can run the cpu target."""
+"""Checks if a machine can run the cpu target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def look(problems: dict[str, str]) -> dict[str, Any]:
-    """Returns the fields of ``Machine`` that this target reads."""
+    """Returns the fields of ``Machine`` that this target needs. If the extension doesn't load, ``problems`` gets the
+    reason.
+    """
     return {
         "processor": processor_name(),
         "instruction_sets": _instruction_sets(problems),

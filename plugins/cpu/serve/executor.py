@@ -1,4 +1,4 @@
-"""The cpu target: our C++ interpreter of the lowered program."""
+"""The executor of the cpu target, which runs our C++ interpreter of lowered programs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 
 _MOST_RUNS = 8
-"""The most runs of a step; the scheduler has fewer unless a run takes less than a millisecond."""
+"""The most runs of a step. The scheduler uses fewer unless a run takes less than a millisecond."""
 _OFFLOADED = "Open the bundle without offload_folder, with memory for what is to be kept."
 
 
 def read_tuning(bundle: Bundle, isa: str | None) -> tuple[TuningFile | None, str]:
-    """Returns the tuning file of `optimize tune` for a bundle on this machine, and a note for people; None and ""
-    without one."""
+    """Returns the tuning file that `optimize tune` wrote for a bundle and this machine, and a note about it; None and
+    "" if there is none.
+    """
     if not tuning_path(bundle).exists():
         return None, ""
     from .tuning import load_tuning
@@ -46,22 +47,25 @@ def read_tuning(bundle: Bundle, isa: str | None) -> tuple[TuningFile | None, str
 
 
 def tuned_choices(bundle: Bundle, isa: str) -> tuple[Mapping[str, int], str]:
-    """Returns the choices of ``read_tuning`` that every rank takes, {} without a file, and the note for people."""
+    """Returns the values of tunables in the tuning file, which all ranks use, and a note about it; {} without a
+    file.
+    """
     tuned, note = read_tuning(bundle, isa)
     return tuned.choices if tuned is not None else {}, note
 
 
 class CpuExecutor(HostBlocks):
-    """The executor of the cpu target. A step runs on the thread that calls ``result``, without the interpreter lock.
+    """The executor of the cpu target. A step runs on the thread that calls ``result``, with the GIL released.
 
     Args:
         bundle: a bundle with a ready target ``target``.
-        blocks: blocks to allocate by cache group.
+        blocks: the number of blocks to allocate for each cache group.
         placement: the kernels' threads, their instruction set ("avx512_amx", "avx512_bf16", "avx512_vnni", "avx512",
-            "avx2_vnni", "avx2", "portable"), if weights are read or mapped (read ones don't change with their files),
-            and the folder for offloaded blocks.
-        tuning: how work is divided into tasks: see ``CpuProgram``. None uses the result of ``optimize tune`` for this
-            bundle and machine, if there is one, and its number of threads if the placement has none.
+            "avx2_vnni", "avx2", "portable"), the folder for offloaded blocks, and if weights are read or mapped.
+            Weights that are read don't change with their files.
+        tuning: values of tunables, which decide how work is divided into tasks: see ``CpuProgram``. None uses the
+            result of ``optimize tune`` for this bundle and machine, if there is one, and its number of threads if the
+            placement has none.
         target: a target whose program is the cpu target's.
         part: the program of rank 0 if it isn't the target's, and its link to the other ranks.
         entry: the name of the target's program to run.
@@ -72,7 +76,7 @@ class CpuExecutor(HostBlocks):
     Raises:
         BundleError: the program is inconsistent.
         CapacityError: less memory is free than the caches need.
-        OffloadError: no file can be made in the folder of the placement's ``offload``.
+        OffloadError: no file can be created in the folder of the placement's ``offload``.
     """
 
     def __init__(
@@ -135,7 +139,7 @@ class CpuExecutor(HostBlocks):
         return run(step)
 
     def interrupt(self) -> None:
-        """Ends a step with several runs after the current run; safe from any thread."""
+        """Ends a step with several runs after the current run. It can be called from any thread."""
         self._program.interrupt()
 
     def copy_blocks(self, copies: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -149,15 +153,21 @@ class CpuExecutor(HostBlocks):
             raise
 
     def offload_counts(self) -> dict[str, Any]:
-        """Says for how many blocks of each cache group there is memory, its bytes, and how many blocks of a layer were
-        read and written; empty where nothing is offloaded."""
+        """Returns, for each cache group with offloaded blocks, the blocks in memory, their bytes, and the blocks read
+        and written.
+
+        It is empty if nothing is offloaded.
+        """
         if not self._slots:
             return {}
         return {"blocks": self._slots, "memory_bytes": self._program.cache_bytes, **self._program.offload_counts}
 
     @property
     def cache_identity(self) -> bytes:
-        """Returns the bytes that cached blocks depend on: bundle, target, numerics, version, instruction set."""
+        """Bytes that two executors share only if each can use the cache blocks of the other.
+
+        They depend on the bundle, the target, the version, the version of the numerics, and the instruction set.
+        """
         from importlib import metadata  # later than the first token
 
         version = metadata.version("enginewright")
@@ -176,8 +186,9 @@ class CpuExecutor(HostBlocks):
     def expert_loads(self) -> dict[str, Any]:
         """Returns the number of rows that each expert has computed, by the layer's module.
 
-        Also returns the busiest expert's rows in each layer, as a multiple of the mean; and, with several ranks, the
-        rows of each rank. In a pipeline only the last stage's layers are counted. Empty for a model without experts.
+        It also has the rows of the busiest expert in each layer, as a multiple of the mean, and with several ranks the
+        rows of each rank. In a pipeline only the last stage's layers are counted. It is empty for a model without
+        experts.
         """
         layers = self._program.expert_rows
         if not layers:
@@ -198,4 +209,4 @@ class CpuExecutor(HostBlocks):
         return about
 
     def close(self) -> None:
-        """Does nothing: nothing runs between steps, and memory goes with the object."""
+        """Does nothing: nothing runs between steps, and memory is freed with the object."""

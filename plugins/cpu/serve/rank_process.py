@@ -1,9 +1,9 @@
-"""A rank other than 0: a process that runs rank 0's steps on its own part of the weights.
+"""A rank other than 0 on rank 0's machine: a process that runs rank 0's steps on its own part of the weights.
 
 Rank 0 starts it (``ranked``), writes the settings as a line of JSON, and reads a reply: a problem, or nothing. The
 process then runs steps until rank 0 ends. It has no tokenizer, no scheduler and no sampler.
 
-It always ends with rank 0's process: the system kills it (PR_SET_PDEATHSIG), even while it is stopped; and one of its
+It always ends with rank 0's process. The system kills it (PR_SET_PDEATHSIG), even while it is stopped, and one of its
 threads waits for the end of its input.
 """
 
@@ -34,7 +34,7 @@ class CpuPartSetting(PartSetting, frozen=True, kw_only=True):
     """The settings that every rank of the cpu target needs to open its part of the model.
 
     Attributes:
-        threads, isa, load, tuning: the values that rank 0 has.
+        threads, isa, load, tuning: the same values as rank 0's.
     """
 
     threads: int
@@ -43,7 +43,7 @@ class CpuPartSetting(PartSetting, frozen=True, kw_only=True):
     tuning: dict[str, int]
 
     def open(self, rank: int) -> tuple[Bundle, LoweredProgram]:
-        """Opens the bundle, and returns it with a rank's program.
+        """Opens the bundle, and returns it with the program of ``rank``.
 
         Raises EnginewrightError if this machine, the bundle or the installation differs from rank 0's.
         """
@@ -56,11 +56,11 @@ class CpuPartSetting(PartSetting, frozen=True, kw_only=True):
 
 
 class RankSetting(CpuPartSetting, frozen=True, kw_only=True):
-    """The settings of a rank of this machine.
+    """The settings of a rank on rank 0's machine.
 
     Attributes:
-        rank: the rank's number.
-        cores: the cores it runs on; () for any.
+        rank: the rank.
+        cores: the cores that it runs on; () for any.
         file: the descriptor of the shared memory.
         cache_bytes, spin, in_flight: see ``_cpu.RankLink``.
         parent: the process id of rank 0.
@@ -76,14 +76,14 @@ class RankSetting(CpuPartSetting, frozen=True, kw_only=True):
 
 
 def cpu_facts(bundle: Bundle, isa: str, program: LoweredProgram) -> dict[str, str]:
-    """Returns the facts that all ranks must agree on, with those of the cpu target."""
+    """Returns the facts that all ranks must agree on, including those of the cpu target, by name."""
     return facts(bundle, program, {"order of sums": str(NUMERICS_VERSION), "instruction set": isa})
 
 
 def cache_sizes(group: CacheGroup, blocks: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """Returns the shapes of a layer's keys and of its values, in bytes: [P, Nkv, bytes of a block and head] each.
 
-    A state is in place of keys, and there are no values.
+    ``blocks`` is P. A state takes the place of keys, and then there are no values.
     """
     if group.kind == STATE:
         return (blocks, 1, 4 * group.state_size), (blocks, 1, 0)

@@ -1,12 +1,12 @@
-"""The cpu target on several ranks: processes of this machine, each of which runs a part of the model.
+"""The executor of the cpu target on several ranks of this machine: processes that each run a part of the model.
 
-Rank 0 is in this process. ``submit`` writes a step's arrays into shared memory and wakes the other ranks; ``result``
-runs rank 0's part, which meets the others wherever values are gathered, and samples. All KV caches are in shared memory
-too, so that blocks are copied and offloaded as with one process.
+Rank 0 is in this process. ``submit`` writes a step's arrays into shared memory and wakes the other ranks. ``result``
+runs rank 0's part, which waits for the others wherever values are gathered, and samples. All KV caches are in shared
+memory too, so that blocks are copied and offloaded as with one process.
 
 A thread monitors the processes. If one dies, or makes no progress for too long while rank 0 waits for it, the thread
-ends them all, and every later step raises an error with the reason. Nothing is left over: the memory has no name, and
-the system ends the processes with this one.
+kills them all, and every later step raises an error with the reason. Nothing is left over: the memory has no name, and
+the system kills the processes with this one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ from .executor import CpuExecutor, tuned_choices
 from .rank_process import RankSetting, cache_sizes, cpu_facts
 
 RANKS_A_CORE = 8
-"""The most ranks for each core; more are refused. Several a core are for tests: they are as slow as they are many."""
+"""The most ranks for each core; more are refused. More than one is for tests, as ranks on one core run one after the
+other.
+"""
 
 _SPIN = 50e-6  # seconds that a rank waits awake for the others, where each has cores of its own
 _START_SECONDS = 600.0
@@ -67,9 +69,10 @@ class RankedExecutor(CpuExecutor):
 
     Args:
         bundle: a bundle with a ready target ``target``.
-        blocks: blocks to allocate by cache group; the same on all ranks.
+        blocks: the number of blocks to allocate for each cache group; the same on all ranks.
         placement: its partition has two ranks or more. ``threads`` is the number for each rank; 0 divides the cores,
-            with at least one for each rank. ``rank_timeout``: seconds that rank 0 waits for a rank without progress.
+            with at least one thread for each rank. ``rank_timeout``: the seconds that rank 0 waits for a rank without
+            progress.
         tuning, target: see ``CpuExecutor``.
 
     Raises:
@@ -164,7 +167,7 @@ class RankedExecutor(CpuExecutor):
         return self._pending[-1]
 
     def _run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:
-        """Runs rank 0's part of the oldest posted step."""
+        """Runs rank 0's part of the oldest posted step, by ``run``."""
         self._pending.popleft()
         try:
             if self._how.stages > 1:
@@ -182,9 +185,7 @@ class RankedExecutor(CpuExecutor):
         raise EnginewrightError(f"a step failed: {cause}") from cause
 
     def _pin(self) -> None:
-        """Pins the engine's thread to the cores of rank 0, unless it is the main thread, which belongs to the
-        caller.
-        """
+        """Pins the calling thread to rank 0's cores, unless it is the main thread, which belongs to the caller."""
         thread = threading.get_native_id()
         if self._cores and thread not in (self._pinned, os.getpid()):
             os.sched_setaffinity(0, self._cores)
@@ -213,7 +214,9 @@ class RankedExecutor(CpuExecutor):
         super().write_block(group, block, payload)
 
     def _wait_for_ranks(self) -> None:
-        """Waits until no rank is in a step: one may still write to its memory after rank 0 has the step's result."""
+        """Waits until no rank runs a step. A rank may still write to its memory when rank 0 already has the step's
+        result.
+        """
         while self._pending:
             self._pending[0].run()
         self._link.wait_done()
@@ -228,7 +231,7 @@ class RankedExecutor(CpuExecutor):
 
     @property
     def lost(self) -> str:
-        """A description of how a rank was lost; "" as long as all are there."""
+        """A text on how a rank was lost; "" as long as all are running."""
         return self._link.problem
 
     @property
@@ -251,23 +254,24 @@ class RankedExecutor(CpuExecutor):
         return about
 
     def close(self) -> None:
-        """Ends the other ranks."""
+        """Ends the other ranks' processes."""
         if self._pending:  # they wait for rank 0, which isn't coming
             self._link.abandon("the model was closed")
         self._processes.close()
 
 
 class RankProcesses:
-    """The processes of all ranks but the first, and the thread that monitors them.
+    """The processes of the ranks from 1 on, and the thread that monitors them.
 
-    That thread also starts them, because the system ends them with the thread that started them.
+    This thread also starts the processes, because the system kills them when the thread that started them ends.
 
     Args:
         settings: the settings of each rank.
         link: rank 0's link; it is abandoned if a rank is lost.
-        patience: the ``rank_timeout`` of ``RankedExecutor``.
+        patience: the ``rank_timeout`` of ``RankedExecutor``, in seconds.
 
-    Raises CapacityError if a process can't be started.
+    Raises:
+        CapacityError: a process can't be started.
     """
 
     def __init__(self, settings: Sequence[RankSetting], link: _cpu.RankLink, patience: float) -> None:
@@ -287,11 +291,11 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of ranks 1, 2, ..."""
+        """The process ids of ranks 1, 2, ..."""
         return [process.pid for process in self._processes]
 
     def wait_until_ready(self) -> None:
-        """Waits until all ranks have opened their parts. Raises a rank's error."""
+        """Waits until all ranks have opened their parts. Raises the error of a rank that can't."""
         limit = time.monotonic() + _START_SECONDS
         for process in self._processes:
             line = process.read_line(limit)
@@ -304,7 +308,7 @@ class RankProcesses:
                 raise kind(f"rank {process.rank}: {reply.problem}", hint=reply.hint)
 
     def close(self) -> None:
-        """Ends all; may be called again, and does nothing in a forked child."""
+        """Ends all processes. It may be called again, and does nothing in a forked child."""
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
@@ -332,7 +336,7 @@ class RankProcesses:
             process.wait()
 
     def _wait_for_problem(self) -> str:
-        """Returns how a rank was lost; "" when they are closed."""
+        """Waits until a rank is lost, and returns how; returns "" when the ranks are closed."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         by_descriptor = {process.pidfd: process for process in self._processes}
@@ -356,7 +360,7 @@ class RankProcesses:
                 return self._who_is_late()
 
     def _state(self) -> object:
-        """Returns a value that changes while the other ranks make progress; None while rank 0 isn't waiting for
+        """Returns a value that changes whenever another rank makes progress; None while rank 0 isn't waiting for
         them.
         """
         if not self._link.sleeps:
@@ -371,7 +375,7 @@ class RankProcesses:
 
 
 class _Process:
-    """One rank's process. Its stderr is kept in memory, to be shown if it dies. Raises OSError if it can't be
+    """One rank's process. Its stderr is stored in memory, and shown if it dies. Raises OSError if it can't be
     started.
     """
 
@@ -396,7 +400,9 @@ class _Process:
             self._process.stdin.flush()
 
     def read_line(self, limit: float) -> bytes:
-        """Returns its output up to a newline; b"" if it ended, or the limit (of ``time.monotonic()``) came first."""
+        """Returns the process's output up to a newline; b"" if it ends first, or at the time ``limit`` (of
+        ``time.monotonic()``).
+        """
         assert self._process.stdout is not None
         descriptor, line = self._process.stdout.fileno(), b""
         poll = select.poll()
@@ -412,19 +418,19 @@ class _Process:
         return line
 
     def how_it_ended(self) -> str:
-        """Says how, with the last lines of its errors."""
+        """Returns a description of how the process ended, with the last lines of its stderr."""
         how = how_it_ended(self._process.wait())
         return f"rank {self.rank} (process {self.pid}) {how}{last_lines(self._errors)}"
 
     def cpu_ticks(self) -> str:
-        """Returns the processor time that the process has used, in clock ticks, as a text to compare."""
+        """Returns the CPU time that the process has used, in clock ticks, as a text that can be compared."""
         return " ".join(self._stat()[11:13])
 
     def is_stopped(self) -> bool:
         return self._stat()[:1] in (["T"], ["t"])
 
     def _stat(self) -> list[str]:
-        """Returns the fields of /proc/PID/stat after the name; empty if the process is gone."""
+        """Returns the fields of /proc/PID/stat after the name; [] if the process is gone."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 return file.read().rpartition(b") ")[2].decode().split()
@@ -451,12 +457,13 @@ class _Process:
 
 
 Place = tuple[str, int, tuple[int, int, int]]
-"""A cache group, where a layer's keys or values begin in a rank's memory, and their shape."""
+"""The memory of a layer's keys or values: the cache group, the first byte in the rank's memory, and the shape."""
 
 
 def _places(program: LoweredProgram, blocks: Mapping[str, int]) -> Iterator[Place]:
-    """Yields the locations of a rank's caches in shared memory, in the order in which the interpreter allocates
-    them.
+    """Yields the memory of a rank's caches in shared memory, in the order in which the interpreter allocates it.
+
+    ``blocks`` has the number of blocks of each cache group.
     """
     at = 0
     for group in program.cache_groups:
@@ -472,7 +479,11 @@ def _end(place: Place) -> int:
 
 
 def _placed(ranks: int, threads: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Returns the number of threads of each rank, and its cores; no cores if there are fewer cores than ranks."""
+    """Returns the number of threads of each rank, and the cores of each; no cores if they don't suffice for all
+    threads.
+
+    Raises RequestError if there are too many ranks for the cores.
+    """
     cores = available_threads()
     if ranks > RANKS_A_CORE * cores:
         raise RequestError(
@@ -491,7 +502,7 @@ def _placed(ranks: int, threads: int) -> tuple[int, tuple[tuple[int, ...], ...]]
 
 @contextlib.contextmanager
 def _on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Makes processes that are started in the block run on these cores; on any if there are none."""
+    """Starts the processes that are created in the ``with`` block on these cores; on any if there are none."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

@@ -1,7 +1,7 @@
-"""Ranks on the machines of a Ray cluster: one actor each, in a placement group that spreads them.
+"""Starts ranks on the machines of a Ray cluster: one actor each, in a placement group that spreads them.
 
 Rank 0 is the calling process, on a machine of the cluster; its CPUs are reserved in the cluster too. The other ranks
-are on separate machines if there are enough. Messages between ranks don't use Ray: see ``remote_rank``.
+are on separate machines if there are enough. Ranks exchange messages without Ray: see ``remote_rank``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 _REACH_SECONDS = 5.0
 _ROOM_SECONDS = 60.0
-"""The time that a cluster may take to give the ranks their CPUs: some may just be given back."""
+"""The seconds that a cluster may take to reserve the ranks' CPUs, as some may only just have been freed."""
 
 
 @ray.remote(max_restarts=0, max_concurrency=1)
 class _Rank:
-    """A rank's process."""
+    """The actor in whose process a rank runs."""
 
     def machine(self) -> str:
         return str(ray.util.get_node_ip_address())
@@ -46,10 +46,11 @@ class RayPlaces:
     Args:
         address: HOST:PORT of a cluster that this machine belongs to, or "auto".
         ranks: the number of ranks, rank 0 included.
-        threads: threads of each rank, for which it reserves as many CPUs; 0 for the largest number that all can have.
+        threads: the number of threads of each rank, for which it reserves as many CPUs; 0 for the largest number that
+            all ranks can have.
 
     Attributes:
-        threads: threads of each rank.
+        threads: the number of threads of each rank.
 
     Raises:
         RequestError: the cluster can't be reached.
@@ -106,11 +107,11 @@ class RayPlaces:
         self.machines: tuple[str, ...] = (address, *addresses)
 
     def start(self, address: str) -> None:
-        """Starts the ranks from 1 on in their actors."""
+        """Starts the ranks from 1 on in their actors. They connect to ``address``."""
         self._runs = [actor.serve.remote(address, rank) for rank, actor in enumerate(self._actors, 1)]
 
     def ended(self, rank: int) -> str:
-        """Returns a description of how a rank has ended; "" while it runs."""
+        """Returns how a rank has ended; "" while it runs."""
         if self._closed:
             return "was ended"
         run = self._runs[rank - 1]
@@ -123,7 +124,7 @@ class RayPlaces:
         return "has ended"
 
     def close(self) -> None:
-        """Ends the actors, and leaves the cluster if it was joined for them."""
+        """Ends the actors, and leaves the cluster if the constructor joined it."""
         with self._closing:
             if self._closed:
                 return
@@ -140,9 +141,9 @@ class RayPlaces:
 
 
 def join_cluster(address: str) -> bool:
-    """Connects to a cluster that this machine belongs to; returns False if this process was already connected.
+    """Connects to a cluster that this machine belongs to. Returns False if this process was already connected.
 
-    Raises RequestError if it can't be reached.
+    Raises RequestError if the cluster can't be reached.
     """
     if ray.is_initialized():
         return False

@@ -1,12 +1,12 @@
-"""The cpu target on ranks of several machines, which exchange messages by TCP.
+"""The executor of the cpu target on ranks of several machines, which exchange messages by TCP.
 
-Rank 0 is in this process. ``submit`` sends a step's inputs to all others, which run it; ``result`` runs rank 0's part
-and samples. Each rank has its own weights, read from a bundle at the same path, its own intermediate values and its own
-KV cache, in which it copies blocks when a step lists them.
+Rank 0 is in this process. ``submit`` sends a step's inputs to all other ranks, which run it; ``result`` runs rank 0's
+part and samples. Each rank has its own weights, read from a bundle at the same path, its own intermediate values and
+its own KV cache. It copies cache blocks itself when a step lists them.
 
-``Places`` decides where the others run: on machines of a Ray cluster (``ray_ranks``), or where a user starts them. If a
-rank dies, or sends nothing for too long, all are ended, and every later step raises an error that names the rank and
-its machine.
+``Places`` decides where the other ranks run: on machines of a Ray cluster (``ray_ranks``), or where a user starts them.
+If a rank dies, or sends nothing for too long, all are ended. Every later step then raises an error that names the rank
+and its machine.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ class RemoteExecutor:
 
     Args:
         bundle: a bundle with a ready target ``target``, at the same path on all machines.
-        blocks: blocks to allocate by cache group; the same on all ranks.
+        blocks: the number of blocks to allocate for each cache group; the same on all ranks.
         placement: its partition has as many ranks as there are places. ``threads`` is the number for each rank, 0 for
-            one. All machines must have ``isa``; None is the best that this one has. ``rank_timeout``: seconds that a
-                rank
-            waits for a message of another one.
+            one. All machines must have ``isa``; None is the best that this one has. ``rank_timeout``: the seconds that
+            a rank waits for a message of another one.
         places: the places where ranks run; closed with the executor.
         tuning, target: see ``CpuExecutor``.
 
@@ -138,12 +137,12 @@ class RemoteExecutor:
 
     @property
     def lost(self) -> str:
-        """A description of how a rank was lost; "" as long as all are there."""
+        """A text on how a rank was lost; "" as long as all are running."""
         return self._others.problem
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of computed values that rank 0 has sent."""
+        """The bytes of computed values that rank 0 has sent to other ranks."""
         return self._mail.sent_bytes
 
     def describe(self) -> dict[str, str | int]:
@@ -156,7 +155,7 @@ class RemoteExecutor:
 
 
 def check_partition(how: Partition) -> None:
-    """Raises RequestError for a partition that ranks on several machines don't have."""
+    """Raises RequestError for a partition that ranks on several machines don't support."""
     if how.owners > 1:
         raise RequestError(
             f"partition: {how}: keys are divided among ranks of one machine alone",

@@ -2,10 +2,10 @@
 
     python -m enginewright.plugins.cpu.serve.remote_rank HOST:PORT RANK
 
-RANK is a number from 1 on. See ``plugins.ranks.rank`` for how it starts and ends.
+RANK is a number from 1 on. ``plugins.ranks.rank`` describes how it starts and ends.
 
 Rank 0 sends a step as the blocks to copy and the step's inputs, in the format of ``_cpu.pack_step``. The ranks'
-programs exchange all other values: see ``MessageExchange``.
+programs exchange all other values through ``MessageExchange``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .rank_process import CpuPartSetting
 
 
 class RemoteSetting(CpuPartSetting, frozen=True, kw_only=True):
-    """The settings of a rank of any machine.
+    """The settings of a rank on any machine.
 
     Attributes:
         machines: the address of each rank's machine.
-        timeout: seconds that a rank waits for a message of another one.
+        timeout: the seconds that a rank waits for a message of another one.
     """
 
     machines: tuple[str, ...]
@@ -42,7 +42,10 @@ def serve(address: str, rank: int) -> None:
 
 
 def open_part(told: bytes, rank: int) -> Part:
-    """Opens a rank's part, given a ``RemoteSetting`` as JSON. Raises EnginewrightError."""
+    """Opens a rank's part of the model. ``told`` is a ``RemoteSetting`` as JSON.
+
+    Raises EnginewrightError if this machine, the bundle or the installation differs from rank 0's.
+    """
     setting = RemoteSetting.model_validate(msgspec.json.decode(told))
     bundle, lowered = setting.open(rank)
     mail = Mail(rank, setting.machines, setting.timeout)

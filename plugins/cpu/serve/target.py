@@ -48,16 +48,19 @@ def _on_machines(asked: ExecutorArguments, address: str) -> Executor:
 
 
 def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Placement()) -> tuple[CacheGroup, ...]:
-    """Returns the cache groups of all ranks together; several ranks may keep the same heads."""
+    """Returns the cache groups of all ranks together. Several ranks may hold the same heads, which are counted on
+    each.
+    """
     if placement.partition.ranks == 1:
         return program_groups(bundle, target, context)
     return whole_groups(rank_programs(bundle, target, placement.partition), placement.partition)
 
 
 def _offloadable(bundle: Bundle, target: str, tokens: int, requests: int) -> dict[str, Offloadable]:
-    """Returns the groups whose blocks can be offloaded, with the minimum blocks in memory.
+    """Returns the cache groups whose blocks can be offloaded, each with the minimum number of blocks in memory.
 
-    That is the number of blocks that one row reads, or that a step writes, if that is more.
+    The minimum is the number of blocks that one row reads, or the number that a step writes, if that is larger.
+    ``tokens`` and ``requests`` are the largest sizes of a step.
     """
     program = bundle.program(target)
     groups = {group.name: group for group in program.cache_groups}

@@ -1,7 +1,7 @@
 """The results of `optimize tune` for a bundle on a machine: a file next to the bundle, BUNDLE.tune.json.
 
 It isn't part of the bundle: it isn't hashed, copies of the bundle don't need it, and no result depends on it. It is
-only used with the kind of processor, number of cores, instruction set, version and program that it was measured with.
+used only with the CPU model, number of cores, instruction set, version and program that it was measured with.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 20
 
 
 class TuningFile(Record, frozen=True, kw_only=True):
-    """The content of the file. ``threads`` 0 and missing ``choices`` mean the executor's defaults."""
+    """The content of a tuning file. ``threads`` of 0 and missing ``choices`` mean the executor's defaults."""
 
     format_version: Literal[1] = FORMAT_VERSION
     enginewright: str
@@ -40,9 +40,9 @@ class TuningFile(Record, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     choices: dict[str, int] = field(default_factory=dict)
     gains: dict[str, float] = field(default_factory=dict)
-    """Case -> time with the executor's own choices over time with these."""
+    """The name of a case -> the time with the executor's defaults divided by the time with these choices."""
     row_seconds: dict[int, tuple[Annotated[float, Meta(gt=0)], ...]] = field(default_factory=dict)
-    """Tokens of a request -> seconds of steps in which it has 1, 2, ... rows, with these choices."""
+    """The tokens of a request -> the seconds of steps in which it has 1, 2, ... rows, with these choices."""
 
     @classmethod
     def for_here(
@@ -55,9 +55,7 @@ class TuningFile(Record, frozen=True, kw_only=True):
         gains: dict[str, float],
         row_seconds: Mapping[int, tuple[float, ...]] | None = None,
     ) -> TuningFile:
-        """Returns a file for settings that were measured now, with this machine's processor and cores, and the bundle's
-        program.
-        """
+        """Returns a file with these settings, for this machine's CPU and cores and for the bundle's program."""
         from importlib import metadata
 
         return cls(
@@ -106,9 +104,10 @@ class TuningFile(Record, frozen=True, kw_only=True):
 
 
 def load_tuning(bundle: Bundle, isa: str) -> tuple[TuningFile | None, str]:
-    """Reads a bundle's tuning file for this machine. Returns it and a note: None and "" if there is no file.
+    """Reads a bundle's tuning file for this machine. Returns the file and a note: None and "" if there is no file.
 
-    For an unusable file it returns None, and the note has the reason, because results don't depend on the file.
+    If a file can't be used, it returns None and a note with the reason; no error, because results don't depend on the
+    file.
     """
     path = tuning_path(bundle)
     try:

@@ -1,8 +1,8 @@
-"""Makes op_declarations.h of runtime/shared/op_schema.py, which table.cpp includes: the build runs this.
+"""Generates op_declarations.h, which table.cpp includes, from runtime/shared/op_schema.py. The build runs it.
 
     python write_declarations.py op_schema.py op_declarations.h
 
-Neither the package nor its dependencies need to be installed: op_schema.py imports the standard library alone.
+Neither the package nor its dependencies need to be installed: op_schema.py imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def load_ops(path: Path) -> Mapping[str, Any]:
-    """Returns the table ``OPS`` of a file, without importing its package."""
+    """Returns the table ``OPS`` of the file ``path``, without importing its package."""
     spec = importlib.util.spec_from_file_location("op_schema", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -15,12 +15,14 @@ from ..recipe import OnnxSection
 
 
 class OnnxEmitter:
-    """Writes model.onnx, of standard operators, the variants that are asked for, and the weights of all, one by one."""
+    """Writes model.onnx, of standard operators, the variants that the recipe requests, and the weights of all, one by
+    one.
+    """
 
     name = "onnx"
 
     def passes(self) -> list[Pass]:
-        """Returns no passes: onnxruntime and TensorRT fuse by themselves."""
+        """Returns no passes: onnxruntime and TensorRT fuse ops themselves."""
         return []
 
     def emit(
@@ -28,7 +30,7 @@ class OnnxEmitter:
     ) -> TargetManifest:
         """Writes the standard file and its variants. Implements `Emitter.emit`.
 
-        Raises MissingDependencyError if the package onnx is missing, too, or if the kernels variant is requested
+        It also raises MissingDependencyError: if the package onnx is missing, or if the kernels variant is requested
         without its library, since the export runs every file.
         """
         if options.section(OnnxSection).kernels:

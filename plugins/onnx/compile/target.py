@@ -1,4 +1,4 @@
-"""The compiler's half of the onnx target."""
+"""The compiling half of the onnx target."""
 
 from ...emit.target import Target
 from .emitter import OnnxEmitter

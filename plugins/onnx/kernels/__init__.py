@@ -1,1 +1,1 @@
-"""Operators for onnxruntime: the cpu target's kernels as a library that sessions load."""
+"""Our operators for onnxruntime: the cpu target's kernels as a library that sessions load."""

@@ -1,4 +1,4 @@
-"""Finds the library of operators for onnxruntime."""
+"""Finds the library of our operators for onnxruntime."""
 
 from __future__ import annotations
 

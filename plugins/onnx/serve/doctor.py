@@ -1,4 +1,4 @@
-"""Checks whether a machine can run the onnx target."""
+"""Checks if a machine can run the onnx target."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def _idle_gpu(machine: Machine) -> tuple[str, ...]:
-    """Returns a hint to install a provider for the unused GPU; empty if there is no GPU or it is usable."""
+    """Returns a hint to install a provider for the unused GPU; () if there is no GPU, or if it can be used."""
     if not machine.gpus or PROVIDERS["cuda"].full_name in machine.providers:
         return ()
     return (
@@ -47,7 +47,7 @@ def _idle_gpu(machine: Machine) -> tuple[str, ...]:
 
 
 def _variant(io: LinearIo | None, machine: Machine) -> tuple[str, ...]:
-    """Returns a note on the file of several that runs on a CPU, and why it isn't the fastest."""
+    """Returns a note on which of several files runs on a CPU, and why it isn't the fastest; () if it is."""
     if io is None or len(io.variants) == 1:
         return ()
     fastest = io.fastest(operators=machine.onnx_operators)
@@ -56,8 +56,9 @@ def _variant(io: LinearIo | None, machine: Machine) -> tuple[str, ...]:
 
 
 def look(problems: dict[str, str]) -> dict[str, Any]:
-    """Returns the fields of ``Machine`` that this target reads. Imports onnxruntime, the only one to know its
-    providers."""
+    """Returns the fields of ``Machine`` that this target needs. It imports onnxruntime, since nothing else knows its
+    providers.
+    """
     return {"providers": _providers(problems), "onnx_operators": find_operators() is not None}
 
 

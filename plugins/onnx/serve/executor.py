@@ -1,4 +1,4 @@
-"""The onnx target: a file of ONNX operators in the linear form, run by onnxruntime."""
+"""The executor of the onnx target, which runs a file of ONNX operators in the linear form by onnxruntime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .session import PROVIDERS, find_provider, load_onnxruntime, open_session
 from .slot_caches import SlotCaches
 
 FREE_SHARE = 0.5
-"""The caches' share of the GPU's memory that weights leave, by default: onnxruntime takes the rest as steps need it."""
+"""The caches' default share of the GPU memory that weights leave. onnxruntime uses the rest as steps need it."""
 
 
 def device_budget(bundle: Bundle, target: str, provider: str, variant: str | None = None) -> int:
@@ -54,21 +54,21 @@ def _free_bytes(cuda: Cuda) -> int:
 
 
 NARROW_WEIGHT = re.compile(r"\.onnx\.(b?f16)")
-"""The pattern of weights' names in the variant of 16 bits."""
+"""The pattern of the names of weights in the 16-bit variant."""
 
 
 class OnnxExecutor(SlotExecutor):
-    """The executor of the onnx target: blocks are slots, and prefill and decode alternate.
+    """The executor of the onnx target. Its blocks are slots, and a step has either prompts or decodes.
 
     The decodes of a step run together if their slots are near each other. Prompts run one by one, or padded together if
     little padding is needed.
 
     Args:
         bundle: a bundle with a ready target of the linear form.
-        blocks: slots to allocate by cache group; the same number for each.
-        capacity: tokens of a slot (C); unused rows write to the last one: ``slot_capacity``.
+        blocks: the number of slots to allocate for each cache group, the same for all.
+        capacity: the positions of a slot (C); unused rows write to the last one. See ``slot_capacity``.
         threads: the number of threads of the kernels on the CPU; 0 means one for each core.
-        provider: one of ``onnx_session.PROVIDERS``.
+        provider: one of ``session.PROVIDERS``.
         target: the target's name.
         variant: the variant of the target's file; None means the fastest for the provider.
 
@@ -130,7 +130,8 @@ class OnnxExecutor(SlotExecutor):
 
 
 def variant_io(bundle: Bundle, target: str, provider: str, variant: str | None) -> LinearIo:
-    """Returns ``linear_io`` for the variant to run; None chooses the fastest: our kernels on a CPU, 16 bits with CUDA.
+    """Returns the target's section for the variant to run. None chooses the fastest: our kernels on a CPU, 16 bits with
+    CUDA.
 
     Raises BundleError if the target has no such variant.
     """
@@ -147,10 +148,10 @@ def variant_io(bundle: Bundle, target: str, provider: str, variant: str | None) 
 
 
 def slot_capacity(context: int) -> int:
-    """Returns the tokens that a slot needs for requests of up to ``context`` tokens."""
+    """Returns the positions that a slot needs for requests of up to ``context`` tokens."""
     return context + 1
 
 
 def slot_groups(io: LinearIo, capacity: int) -> tuple[CacheGroup, ...]:
-    """Returns the cache groups, with slots of ``capacity`` tokens as their blocks."""
+    """Returns the cache groups of the file, with slots of ``capacity`` positions as their blocks."""
     return tuple(group.to_group(capacity) for group in io.cache_groups)

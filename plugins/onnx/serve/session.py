@@ -1,6 +1,6 @@
-"""onnxruntime: whether it is there and new enough, its execution providers by name, and sessions with every option set.
+"""Loads onnxruntime, checks its version, and opens sessions on its execution providers.
 
-onnxruntime is loaded when a session is opened, and by this module alone.
+Only this module loads onnxruntime, when a session is opened. Sessions have every option set that matters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...steps.linear_io import AccuracyLevel
 from ..kernels.library import MOST_THREADS
 
 OLDEST = "1.25.0"
-"""The first release whose CPU provider runs opset 24 as bundles need it: 1.24 has no kernel for TensorScatter."""
+"""The oldest release whose CPU provider runs opset 24 as bundles need it: 1.24 has no kernel for TensorScatter."""
 
 _INSTALL = "Install it with: pip install 'enginewright[onnx]'"
 _OUT_OF_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
@@ -34,13 +34,13 @@ _OUT_OF_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Provider:
-    """An execution provider.
+    """An execution provider of onnxruntime.
 
     Attributes:
         full_name: its name in onnxruntime.
         package: the package that has to be installed in place of onnxruntime.
         device: onnxruntime's name of the device for caches. It is "cpu" also if the provider's memory has no usable
-            address; then a step copies the caches there and back.
+            address; then each step copies the caches there and back.
     """
 
     full_name: str
@@ -55,7 +55,7 @@ PROVIDERS: Mapping[str, Provider] = {
     "directml": Provider("DmlExecutionProvider", "onnxruntime-directml"),
     "openvino": Provider("OpenVINOExecutionProvider", "onnxruntime-openvino"),
 }
-"""The execution providers by the names of ``LLM(provider=...)``; only "cpu" has been run by the tests."""
+"""The execution providers, by the names that ``LLM(provider=...)`` uses. Tests have run only "cpu"."""
 
 _EXTRAS = {"cuda": " (pip uninstall onnxruntime, then pip install 'enginewright[onnx-gpu]')"}
 
@@ -78,7 +78,7 @@ def load_onnxruntime(smallest: str = OLDEST) -> ModuleType:
 
 
 def find_provider(name: str, module: ModuleType) -> Provider:
-    """Returns the provider with a name.
+    """Returns the provider with this name.
 
     Raises:
         RequestError: there is none of that name.
@@ -105,9 +105,10 @@ def open_session(
     accuracy_level: AccuracyLevel = 1,
     operators: Path | None = None,
 ) -> Any:
-    """Opens an ``onnxruntime.InferenceSession`` on one provider; the CPU's provider runs ops that it lacks.
+    """Opens an ``onnxruntime.InferenceSession`` on one provider. The CPU provider runs ops that it lacks.
 
-    ``accuracy_level``: see ``LinearIo``. ``operators``: a library with the file's custom operators.
+    ``accuracy_level``: see ``LinearIo``. ``operators``: the library with the file's custom operators; None if it has
+    none.
 
     Raises:
         BundleError: the file can't be read, is damaged, or needs another onnxruntime.
@@ -138,7 +139,10 @@ def open_session(
 
 
 def run_session(session: Any, binding: Any, options: Any, module: ModuleType) -> None:
-    """Runs a session with a binding. Raises CapacityError if memory runs out, EnginewrightError for other failures."""
+    """Runs a session with its inputs and outputs bound.
+
+    Raises CapacityError if memory runs out, EnginewrightError for other failures.
+    """
     try:
         session.run_with_iobinding(binding, options)
     except _errors(module) as e:
@@ -151,7 +155,7 @@ def run_session(session: Any, binding: Any, options: Any, module: ModuleType) ->
 
 
 def run_options(module: ModuleType) -> Any:
-    """Returns the options of a run after which the memory arena is shrunk."""
+    """Returns run options with which the memory arena shrinks after the run."""
     options = module.RunOptions()
     options.log_severity_level = 3
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -159,7 +163,7 @@ def run_options(module: ModuleType) -> Any:
 
 
 def _options(module: ModuleType, threads: int, accuracy_level: AccuracyLevel = 1) -> Any:
-    """Returns all options that change numbers, memory or threads, none left to defaults."""
+    """Returns session options that set everything that changes numbers, memory or threads."""
     options = module.SessionOptions()
     options.log_severity_level = 3  # errors, which are raised as well
     options.intra_op_num_threads = threads
@@ -182,7 +186,7 @@ def _options(module: ModuleType, threads: int, accuracy_level: AccuracyLevel = 1
 
 
 def _register(options: Any, operators: Path, threads: int, module: ModuleType) -> None:
-    """Gives a session the operators of a library, which run on the session's threads. Raises MissingDependencyError."""
+    """Adds a library's operators to session options; they use ``threads`` threads. Raises MissingDependencyError."""
     options.add_session_config_entry("enginewright.threads", str(min(threads, MOST_THREADS)))
     try:
         options.register_custom_ops_library(str(operators))
@@ -194,7 +198,7 @@ def _register(options: Any, operators: Path, threads: int, module: ModuleType) -
 
 
 def _errors(module: ModuleType) -> tuple[type[BaseException], ...]:
-    """Returns the exceptions of onnxruntime: classes of its own, which share no base below Exception."""
+    """Returns the classes of onnxruntime's exceptions, which have no common base below Exception."""
     state = import_module(f"{module.__name__}.capi.onnxruntime_pybind11_state")
     classes = [v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception)]
     return (*classes, RuntimeError, ValueError, OSError)

@@ -1,4 +1,4 @@
-"""The memory of slots, and runs of a session over it: past and present are the same memory."""
+"""The memory of slots, and runs of a session over it. The input and the output for a cache are the same memory."""
 
 from __future__ import annotations
 
@@ -29,28 +29,32 @@ from ...steps.slots import SlotRun, mask
 from .session import run_options, run_session
 
 MOST_BINDINGS = 16
-"""Runs of the same slots and sizes (decodes, mostly) are bound once. A binding holds small arrays, no cache."""
+"""The most bindings that are cached for runs of the same slots and sizes, which are mostly decodes. A binding holds
+small arrays, but no cache.
+"""
 
 LENGTH_STEP = 64
-"""The number that a slot's places are a multiple of; slots grow by an eighth to a quarter: copying the tokens that are
-held then costs less than attention would over places that nobody needs yet."""
+"""The least step of a slot's length. Slots grow by an eighth to a quarter: copying their tokens then costs less than
+attention over unused positions would.
+"""
 
 
 class SlotCaches:
-    """A session, and its caches [slots, Nkv, C, D] of the keys and the values of each layer.
+    """A session, and its caches [slots, Nkv, C, D] for the keys and the values of each layer. Implements
+    ``slot_steps.Slots``.
 
     Masked attention computes all positions of a slot. So slots have only ``length`` positions, as many as the longest
-    request needs; it grows up to C and shrinks again. It is always C on a device, for files of a fixed size, and
-    without a mask, where attention reads only used positions.
+    request needs; the length grows up to C and shrinks again. It is always C on a device other than the CPU, for files
+    of a fixed size, and without a mask, since attention then reads only used positions.
 
-    The memory is zeroed first, since masked values are multiplied by 0 and must be finite.
+    The memory is set to zero first, since masked values are multiplied by 0 and must be finite.
 
     Args:
         session: an ``onnxruntime.InferenceSession`` in the linear form.
         io: the file's inputs and outputs.
         path: the file's path.
-        slots, capacity: the number of slots, and their size in tokens (C).
-        vocab: columns of the logits.
+        slots, capacity: the number of slots, and their positions (C).
+        vocab: the columns of the logits.
         device: onnxruntime's name of the device for caches.
         module: onnxruntime.
 
@@ -94,9 +98,9 @@ class SlotCaches:
         self._held = np.zeros(slots, np.int64)  # tokens of each slot's latest request
 
     def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
-        """Makes slots as long as these requests, [B] each, and the latest in each other slot, call for.
+        """Makes slots long enough for requests in ``slot_of`` [B] with ``kv_len`` [B] tokens.
 
-        Raises CapacityError if there isn't memory for it.
+        The caches in all other slots that were used are kept. Raises CapacityError if there isn't enough memory.
         """
         self._held[slot_of] = kv_len
         length = self.length if self._fixed else self._length_for(int(self._held.max()) + 1)
@@ -114,12 +118,12 @@ class SlotCaches:
         self.length = length
 
     def _length_for(self, needed: int) -> int:
-        """Returns the length of slots for ``needed`` tokens, rounded up so that it changes seldom."""
+        """Returns the length of slots for ``needed`` tokens, rounded up so that it rarely changes."""
         step = max(LENGTH_STEP, 1 << max(needed.bit_length() - 3, 0))
         return min(-(-needed // step) * step, self.capacity)
 
     def run(self, run: SlotRun) -> FloatArray:
-        """Logits of the wanted tokens of a run: [R, V], valid until the next one."""
+        """Runs the model. Returns the logits of the tokens ``run.wanted``, [R, V], valid until the next run."""
         batch, length = run.ids.shape
         key = (run.first, batch, length, len(run.wanted))
         bound = self._bindings.pop(key, None) or self._bind(*key)
@@ -138,13 +142,15 @@ class SlotCaches:
         return logits
 
     def forget(self, slots: Int32Array) -> None:
-        """Makes these slots zero: after numbers that were not finite, which would go on to who gets the slot next."""
+        """Sets slots to zero, so that NaN or infinity in them doesn't affect their next requests."""
         for memory in self._memory:
             memory.forget(slots)
 
     def _bind(self, first: int, batch: int, length: int, rows: int) -> _Bound:
-        """Binds inputs and outputs to memory. A run without wanted rows computes one unused row, as some providers
-        refuse empty arrays.
+        """Binds the inputs and outputs of runs over ``batch`` slots from ``first`` on, with ``length`` tokens each and
+        ``rows`` rows of logits.
+
+        Without rows, one unused row is computed, because some providers refuse empty arrays.
         """
         rows = max(rows, 1)
         binding = self.session.io_binding()
@@ -169,8 +175,11 @@ class SlotCaches:
 
 
 def _check_names(session: Any, io: LinearIo, path: Path, capacity: int) -> bool:
-    """Returns True if the file fixes the length of slots. Inputs that it doesn't use may be missing, apart from the
-    caches."""
+    """Checks that a file has the inputs and outputs of ``io``. Returns True if the file fixes the length of slots.
+
+    The file may lack inputs, except for caches and token ids. Raises BundleError for other differences, CapacityError
+    if it fixes another length than ``capacity``.
+    """
     caches = [pair for group in io.cache_groups for layer in group.layers for pair in cache_names(layer)]
     pasts, presents = ({pair[i] for pair in caches} for i in range(2))
     small = {INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, *(group.mask for group in io.cache_groups)}
@@ -195,7 +204,7 @@ def _check_names(session: Any, io: LinearIo, path: Path, capacity: int) -> bool:
 
 
 class _Bound:
-    """A binding with the arrays that it reads and writes, apart from the caches."""
+    """A binding, and the arrays other than caches that it reads and writes."""
 
     def __init__(self, binding: Any, arrays: dict[str, npt.NDArray[Any]]) -> None:
         self.binding = binding
@@ -203,7 +212,7 @@ class _Bound:
 
 
 class _Memory:
-    """The keys or the values of a layer: [slots, Nkv, length, D]."""
+    """The memory of one layer's keys or values: [slots, Nkv, length, D]."""
 
     def __init__(
         self, past: str, present: str, shape: tuple[int, ...], dtype: str, device: str, module: ModuleType
@@ -222,7 +231,7 @@ class _Memory:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """A slot's shape: [Nkv, length, D]."""
+        """The shape of one slot: [Nkv, length, D]."""
         return self._shape[1:]
 
     def forget(self, slots: Int32Array) -> None:
@@ -234,7 +243,9 @@ class _Memory:
         self._kept.update_inplace(there)
 
     def resize(self, length: int, held: Iterable[tuple[int, int]]) -> None:
-        """Gives slots another length, with the tokens of ``held``: (slot, how many). For memory of the CPU."""
+        """Changes the length of slots, in the CPU's memory. ``held`` has (slot, number of tokens) for the slots whose
+        contents stay.
+        """
         old = self._kept
         most = min(length, self._shape[2]) - 1  # the last place is nobody's
         self._shape = (*self._shape[:2], length, self._shape[3])
@@ -248,7 +259,7 @@ class _Memory:
         return self._address + slot * math.prod(self._shape[1:3]) * self._bytes_per_place
 
     def _zeros(self) -> npt.NDArray[np.uint8]:
-        """Allocates zeros [slots, Nkv, length, bytes of D], which use memory only once written. Raises
+        """Allocates zeros [slots, Nkv, length, bytes of D], whose memory is used only once it is written. Raises
         CapacityError.
         """
         try:

@@ -1,1 +1,1 @@
-"""The compiler of the stablehlo target: StableHLO modules of fixed sizes, for XLA's compilers (PJRT) and IREE."""
+"""The compiler of the stablehlo target: it writes StableHLO modules of fixed sizes, for XLA's compilers and IREE."""

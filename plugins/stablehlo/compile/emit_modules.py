@@ -36,8 +36,9 @@ from .iree_files import compile_for_cuda, compile_for_level, compiler_version, d
 
 NAME = "stablehlo"
 VERSION = "1.9.0"
-"""The version of StableHLO that modules are written for, of 2025-01. Newer ones read it for five years, by its promise
-of compatibility."""
+"""The version of StableHLO that modules are written for, of January 2025. Later versions promise to read it for five
+years.
+"""
 
 HANDLERS: Mapping[str, Handler] = {**ops_plain.HANDLERS, **ops_model.HANDLERS}
 
@@ -50,7 +51,8 @@ def emit_modules(
     progress: Progress,
     options: StableHloOptions = StableHloOptions(),
 ) -> StableHloSection:
-    """Writes the modules into the target's folder, and the weights into the bundle.
+    """Writes the modules into the target's folder, and the weights into the bundle. Returns the section for the
+    manifest.
 
     Args:
         program: a program with attention in its paged form.
@@ -58,11 +60,11 @@ def emit_modules(
         positions: the number of positions of the model.
         writer: the bundle's writer.
         progress: called with the stages "emit", for each weight, and "modules".
-        options: the target's options. With kernels, products call the cpu target's kernels, and so does attention if
-            the kernels support it.
+        options: the target's options. With ``kernels``, products call the cpu target's kernels, and so does attention
+            if the kernels support it.
 
     Raises:
-        MissingDependencyError: jaxlib is missing or of another version; or IREE's compiler, if it is needed.
+        MissingDependencyError: jaxlib is missing or has another version; or IREE's compiler, if it is needed.
         TargetError: IREE's compiler can't compile a module.
         UnsupportedModelError: an op can't be expressed in standard ONNX operators or in StableHLO; names its module.
         SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.

@@ -21,7 +21,7 @@ class StableHloEmitter:
     name = "stablehlo"
 
     def passes(self) -> list[Pass]:
-        """Returns no passes: XLA and IREE fuse by themselves."""
+        """Returns no passes: XLA and IREE fuse ops themselves."""
         return []
 
     def emit(
@@ -29,7 +29,7 @@ class StableHloEmitter:
     ) -> TargetManifest:
         """Writes the modules of all sizes. Implements `Emitter.emit`.
 
-        Also raises MissingDependencyError if jaxlib, onnx or IREE isn't installed.
+        It also raises MissingDependencyError if jaxlib, onnx or IREE isn't installed.
         """
         table = options.section(StableHloOptions)
         block = BLOCK if table.kernels else 1

@@ -1,7 +1,8 @@
 """Translates the onnx target's graph, with the sizes of one bucket, to a StableHLO module.
 
 The graph is the program with caches in slots (``plugins/steps/linear_io.py``), in standard operators. Its sizes B, S, C
-and R are free; here they are numbers. So values that depend only on sizes are computed now, and aren't in the module.
+and R are variable; here they are numbers. So values that depend only on sizes are computed now, and aren't in the
+module.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ from ..section import ModuleSection
 from .module_text import Array, ModuleText, Tensor
 
 KINDS = {of.onnx: of.stablehlo for of in DTYPES.values() if of.onnx and of.stablehlo}
-"""StableHLO's names of ONNX's element types."""
+"""ONNX's element types -> StableHLO's names of them."""
 
 _BITS = {"bf16": "ui16", "f8E4M3FN": "ui8"}
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A quantized weight: its stored values, and their scales.
+    """A quantized weight: its stored values and their scales.
 
     Attributes:
-        values: [.., K, N] of integers or 8-bit floats; 4-bit values are stored bytes in one dimension.
+        values: [.., K, N], integers or 8-bit floats; 4-bit values are stored as bytes in one dimension.
         scales: [N] along ``axis``, or one for every ``block`` values along it.
+        axis, block: see ``scales``; ``block`` is 0 for one scale per index.
         bits: 4 or 8.
+        shape: the logical shape of the values.
     """
 
     values: Tensor
@@ -48,10 +51,10 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Cache:
-    """The keys or values of all slots of a step, [B*Nkv, C, D].
+    """The keys or values of all slots of a step, ``rows`` [B*Nkv, C, D]. ``shape`` is (B, Nkv, C, D).
 
-    Requests and heads are one dimension, the batch of attention's products: with a reshape in between, XLA would write
-    the cache once for the result and again, into a copy, for the product.
+    Requests and heads are one dimension, the batch of attention's products. With a reshape in between, XLA would write
+    the cache twice: for the result, and into a copy for the product.
     """
 
     rows: Tensor
@@ -59,15 +62,25 @@ class Cache:
 
 
 Value = Tensor | Array | Scaled | Cache
-"""Computed by the module, known when it is written, a weight that is still to be scaled, or a cache."""
+"""A value of the graph: a tensor that the module computes, an array that is known when the module is written, a weight
+that isn't dequantized yet, or a cache.
+"""
 
 Handler = Callable[["Graph", "Call"], Any]
-"""Gives the value of a node, or those of its several results."""
+"""A function that translates a node, and returns its value, or the values of its several results."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A node of the graph: its operator, its attributes, and the names of its inputs ("" for an omitted one)."""
+    """A node of the graph.
+
+    Attributes:
+        kind: its operator.
+        inputs: the names of its inputs; "" for one that is left out.
+        outputs: the names of its results.
+        attributes: its attributes.
+        label: its name, which contains the module path.
+    """
 
     kind: str
     inputs: tuple[str, ...]
@@ -80,12 +93,12 @@ class Call:
 
 
 class Graph:
-    """A translation of one module.
+    """The translation of a graph to one module.
 
     Args:
-        model: the graph with free sizes.
+        model: the graph with variable sizes.
         sizes: the sizes of the bucket.
-        positions: the number of positions of the model; padding has later ones.
+        positions: the number of positions of the model; padding may be at later ones.
     """
 
     def __init__(self, model: onnx.ModelProto, sizes: ModuleSection, positions: int) -> None:
@@ -127,7 +140,7 @@ class Graph:
                 self.values[name] = self._mask(self.window(name))
 
     def _weight(self, name: str, dims: tuple[int, ...], kind: str) -> Tensor:
-        """Adds an argument for a weight as the bundle stores it; 4-bit values are bytes in one dimension.
+        """Adds an argument for a weight as the bundle stores it. 4-bit values are bytes in one dimension.
 
         Floats that NumPy doesn't have are passed as integers with the same bits.
         """
@@ -139,8 +152,8 @@ class Graph:
         return self.text.bitcast(stored, kind) if kind in _BITS else stored
 
     def _mask(self, window: int) -> Tensor:
-        """Returns the mask i1 [B, 1, S, C]: positions up to a token's own, at most the last ``window`` of them (0:
-        all).
+        """Returns the mask i1 [B, 1, S, C]: True for positions up to a token's own, at most the last ``window`` of them
+        (0 means all).
         """
         text, s = self.text, self.sizes
         keys = text.iota((1, 1, 1, s.places), 3)
@@ -152,11 +165,13 @@ class Graph:
         return text.binary("and", seen, text.compare("GT", keys, first))
 
     def _caches(self) -> list[str]:
-        """Returns the names of the past caches, in the order of the present caches among the results."""
+        """Returns the names of the input caches, in the order of the output caches among the results."""
         return [name.replace("present_", "past_") for name in self._outputs if name != LOGITS]
 
     def translate(self, nodes: Sequence[onnx.NodeProto], handlers: Mapping[str, Handler]) -> str:
-        """Returns the module's text. Raises UnsupportedModelError for an operator without a handler."""
+        """Translates the nodes and returns the module's text. Raises UnsupportedModelError for an operator without a
+        handler.
+        """
         for node in nodes:
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             self.call = Call(node.op_type, tuple(node.input), tuple(node.output), attributes, node.name)
@@ -172,14 +187,14 @@ class Graph:
     # ---- values
 
     def value(self, name: str) -> Value:
-        """Returns the value of a name, which may be a small constant."""
+        """Returns the value with this name; small constants are read from the graph."""
         if name not in self.values:
             self.values[name] = np.asarray(numpy_helper.to_array(self._initializers[name]))
         return self.values[name]
 
     def known(self, name: str) -> Array:
-        """Returns a value that depends only on the module's sizes. Raises UnsupportedModelError if it depends on
-        tokens.
+        """Returns a value that depends only on the module's sizes, as an array. Raises UnsupportedModelError if it
+        depends on tokens.
         """
         value = self.value(name)
         if not isinstance(value, np.ndarray):
@@ -187,13 +202,11 @@ class Graph:
         return value
 
     def integers(self, name: str) -> list[int]:
-        """Returns a value that depends only on the module's sizes, as a list. Raises UnsupportedModelError as
-        ``known`` does.
-        """
+        """Returns a value that depends only on the module's sizes, as a list. Raises the error of ``known``."""
         return [int(n) for n in self.known(name).reshape(-1)]
 
     def tensor(self, name: str) -> Tensor:
-        """Returns a value of the module; a quantized weight is dequantized."""
+        """Returns a value as a tensor of the module; a quantized weight is dequantized."""
         value = self.value(name)
         if isinstance(value, np.ndarray):
             return self.text.constant(value)
@@ -204,7 +217,9 @@ class Graph:
         return value
 
     def stored(self, name: str) -> Tensor:
-        """Returns the module's argument for a weight."""
+        """Returns the module's argument for the weight ``name``: its values as the bundle stores them, not
+        dequantized.
+        """
         return self._stored[name]
 
     def places(self) -> Tensor:
@@ -214,7 +229,7 @@ class Graph:
         return index
 
     def window(self, mask: str) -> int:
-        """Returns the window of the mask with this name: the number of positions that a token sees; 0 for all."""
+        """Returns the window of the mask with this name: the number of positions that a token attends to; 0 for all."""
         return int(mask.partition("_w")[2] or 0)
 
     def cache(self, name: str) -> Cache:
@@ -252,7 +267,7 @@ class Graph:
         return text.binary("multiply", values, text.slice(spread, axis, 0, size))
 
     def unpacked(self, weight: Scaled) -> Tensor:
-        """Returns the stored values, one per element. 4-bit values are two to a byte, the first in the low half."""
+        """Returns the stored values, one per element. Of 4-bit values, a byte has two, the first in its low half."""
         if weight.bits == 8:
             return weight.values
         text = self.text
@@ -269,7 +284,7 @@ class Graph:
         return self.text.convert(x, "i8"), self.text.convert(count, "i8")
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
-        """Returns the error for the node being translated; its message names the node's module."""
+        """Returns an error about the node that is being translated; its message names the node's module."""
         assert self.call is not None
         where = self.call.label.rpartition("/")[0]
         return UnsupportedModelError(

@@ -1,8 +1,8 @@
 """Emits products, caches and attention as calls of the cpu target's kernels, through XLA's custom calls
 (``../kernels``).
 
-Weights are in the kernels' panels. A slot of C positions is C / 32 consecutive blocks of the kernels; the shape
-[B*Nkv, C, D] then only states its size. Such a module runs only on a CPU with the library of handlers.
+Weights are in the kernels' panels. A slot of C positions is C / 32 consecutive blocks of the kernels; the shape [B*Nkv,
+C, D] of such a cache only states its size. The module runs only on a CPU with the library of handlers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .ops_model import rotation_table
 
 
 def attends(model: onnx.ModelProto) -> bool:
-    """Returns True if the kernels support all attention of a model: it has a scale and a window, but no other
+    """Returns True if the kernels support all attention of a model: with a scale and a window, but without other
     options.
     """
     masks = {value.name for value in model.graph.input}
@@ -35,8 +35,8 @@ def attends(model: onnx.ModelProto) -> bool:
 
 
 def _linear(g: Graph, call: Call) -> Tensor:
-    """Emits a call of a product's kernel. Its operands are x and the weight, then scales, offsets and bias if
-    present.
+    """Emits a call of a product's kernel. Its operands are x and the weight, then scales, offsets and bias, if there
+    are any.
     """
     _, _, scales, offsets, bias = [*call.inputs, "", "", ""][:5]
     attributes: dict[str, int | float | str] = {

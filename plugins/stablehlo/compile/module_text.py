@@ -1,4 +1,4 @@
-"""Writes a StableHLO module as text: values with static shapes, and one method for each operation.
+"""Writes a StableHLO module as text. Values have static shapes, and there is one method for each operation.
 
 https://openxla.org/stablehlo/spec defines the operations.
 """
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 
 NUMPY: dict[str, np.dtype[Any]] = {of.stablehlo: of.numpy for of in DTYPES.values() if of.stablehlo}
-"""Element types by their names in StableHLO."""
+"""StableHLO's names of element types -> NumPy's types."""
 
 KINDS = {dtype: kind for kind, dtype in reversed(NUMPY.items())}
 _FLOATS = tuple(DTYPES[name].stablehlo for name in ("f32", "f16", "bf16", "fp8"))
@@ -44,7 +44,7 @@ class Tensor:
 
 
 class ModuleText:
-    """Collects the arguments of ``main`` and its operations, in order."""
+    """A module's text under construction: the arguments of its function ``main``, and operations in order."""
 
     def __init__(self) -> None:
         self._arguments: list[tuple[Tensor, int | None]] = []
@@ -54,8 +54,9 @@ class ModuleText:
     # ---- the function
 
     def argument(self, shape: Sequence[int], kind: str, aliases: int | None = None) -> Tensor:
-        """Adds the next argument. ``aliases`` is the index of the result that may reuse its memory; None for no
-        result.
+        """Adds the next argument and returns it. ``kind`` is the type of its elements, such as "f32".
+
+        ``aliases`` is the index of the result that may reuse its memory; None for none.
         """
         tensor = Tensor(f"%arg{len(self._arguments)}", tuple(shape), kind)
         self._arguments.append((tensor, aliases))
@@ -81,7 +82,10 @@ class ModuleText:
         return result
 
     def _typed(self, text: str, operands: Sequence[Tensor], shape: Sequence[int], kind: str) -> Tensor:
-        """Adds an operation; appends the types of its operands and of its result to ``text``."""
+        """Adds the operation ``text`` and returns its result, of the given shape and element type ``kind``.
+
+        The types of operands and result are appended to ``text``.
+        """
         result = Tensor("", tuple(int(size) for size in shape), kind)
         types = ", ".join(operand.type for operand in operands)
         return self._add(f"{text} : ({types}) -> {result.type}", shape, kind)
@@ -102,7 +106,7 @@ class ModuleText:
         return self._constants[key]
 
     def iota(self, shape: Sequence[int], dim: int, kind: str = "i64") -> Tensor:
-        """Returns 0, 1, 2, ... along dimension ``dim``."""
+        """Returns a tensor with the values 0, 1, 2, ... along dimension ``dim``."""
         return self._add(f"stablehlo.iota dim = {dim} : {Tensor('', tuple(shape), kind).type}", shape, kind)
 
     # ---- element by element
@@ -111,18 +115,18 @@ class ModuleText:
         return self._add(f"stablehlo.{op} {x.name} : {x.type}", x.shape, x.kind)
 
     def binary(self, op: str, x: Tensor, y: Tensor) -> Tensor:
-        """Computes an op of two values of one type; sizes of 1, or missing in front, are repeated as needed."""
+        """Adds the operation stablehlo.``op`` on x and y, of one type, with broadcasting. Returns its result."""
         x, y = self.together(x, y)
         return self._add(f"stablehlo.{op} {x.name}, {y.name} : {x.type}", x.shape, x.kind)
 
     def compare(self, direction: str, x: Tensor, y: Tensor) -> Tensor:
-        """Compares two tensors; ``direction`` is EQ, NE, LT, LE, GT or GE."""
+        """Compares two tensors, and returns an i1 tensor; ``direction`` is EQ, NE, LT, LE, GT or GE."""
         x, y = self.together(x, y)
         how = "FLOAT" if x.is_float else "UNSIGNED" if x.kind in ("i1", "ui8") else "SIGNED"
         return self._typed(f"stablehlo.compare {direction}, {x.name}, {y.name}, {how}", (x, y), x.shape, "i1")
 
     def select(self, where: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Selects x where the mask is true, otherwise y."""
+        """Returns x where the mask ``where`` is True, otherwise y."""
         where, x, y = self.together(where, x, y)
         return self._add(f"stablehlo.select {where.name}, {x.name}, {y.name} : {where.type}, {x.type}", x.shape, x.kind)
 
@@ -134,7 +138,7 @@ class ModuleText:
         return self._typed(f"stablehlo.convert {x.name}", (x,), x.shape, kind)
 
     def bitcast(self, x: Tensor, kind: str) -> Tensor:
-        """Reinterprets the bits as another type of equal size."""
+        """Returns the bits of x as another type of equal size."""
         return self._typed(f"stablehlo.bitcast_convert {x.name}", (x,), x.shape, kind)
 
     def together(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -172,7 +176,7 @@ class ModuleText:
         return self._typed(f"stablehlo.transpose {x.name}, dims = {dims}", (x,), [x.shape[d] for d in dims], x.kind)
 
     def slice(self, x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
-        """Returns the elements ``start`` to ``stop`` (exclusive) along one axis, every ``step``-th."""
+        """Returns every ``step``-th index from ``start`` to ``stop`` (exclusive) along one axis."""
         if (start, stop, step) == (0, x.shape[axis], 1):
             return x
         bounds = [f"{start}:{stop}:{step}" if i == axis else f"0:{size}" for i, size in enumerate(x.shape)]
@@ -202,7 +206,7 @@ class ModuleText:
         return self._typed(text, (x, update, *starts), x.shape, x.kind)
 
     def take(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
-        """Returns x[.., indices, ..] along one axis."""
+        """Returns x[.., indices, ..], with the indices along one axis."""
         rank, places = len(x.shape), len(indices.shape)
         sizes = [1 if i == axis else size for i, size in enumerate(x.shape)]
         shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
@@ -228,7 +232,8 @@ class ModuleText:
         *,
         in_place: bool = False,
     ) -> Tensor:
-        """Calls a function of XLA's typed interface ("FFI") whose result is a float tensor. Arrays are row-major.
+        """Calls a function of XLA's typed interface ("FFI"), and returns its result, a float tensor. Arrays are
+        row-major.
 
         With ``in_place``, the result is in the memory of the first operand.
         """
@@ -249,7 +254,11 @@ class ModuleText:
     def dot(
         self, x: Tensor, y: Tensor, contracting: tuple[int, int], batching: int = 0, kind: str | None = None
     ) -> Tensor:
-        """Returns the sum of products over one axis of each operand; their first ``batching`` axes are batch axes."""
+        """Returns the sum of products over one axis of each operand.
+
+        ``contracting`` has these two axes. The first ``batching`` axes of both operands are batch axes. ``kind`` is the
+        type of the result.
+        """
         batch = list(range(batching))
         left = [s for i, s in enumerate(x.shape) if i >= batching and i != contracting[0]]
         right = [s for i, s in enumerate(y.shape) if i >= batching and i != contracting[1]]
@@ -259,7 +268,7 @@ class ModuleText:
         return self._typed(text, (x, y), [*x.shape[:batching], *left, *right], kind or x.kind)
 
     def reduce(self, op: str, x: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
-        """Reduces some axes; ``op`` is add or maximum."""
+        """Reduces some axes by ``op``, "add" or "maximum", and returns the result. ``keep`` keeps them with size 1."""
         axes = sorted(a % len(x.shape) for a in axes)
         least: Any = -np.inf if x.is_float else np.iinfo(NUMPY[x.kind]).min if op == "maximum" else 0
         initial = self.constant(np.asarray(0 if op == "add" else least, NUMPY[x.kind]), x.kind)
@@ -269,7 +278,7 @@ class ModuleText:
         return self.reshape(result, [1 if i in axes else s for i, s in enumerate(x.shape)]) if keep else result
 
     def sort(self, values: Tensor, others: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-        """Sorts values, greatest first, and ``others`` in the same order. The sort is stable."""
+        """Sorts values in descending order along an axis, and ``others`` in the same order. The sort is stable."""
         shape = Tensor("", values.shape, values.kind)
         number = len(self._lines)
         one, two = Tensor("", (), values.kind), Tensor("", (), others.kind)
@@ -299,7 +308,7 @@ def _row_major(tensor: Tensor) -> str:
 
 
 def _elements(array: Array, kind: str) -> str:
-    """Returns the text of a constant between "dense<" and ">"."""
+    """Returns the text of a constant's elements, which is between "dense<" and ">"."""
     if kind == "i1":
         flags = ["true" if value else "false" for value in array.reshape(-1)]
         return flags[0] if len(set(flags)) == 1 and flags else _nested(array.shape, flags)

@@ -1,4 +1,4 @@
-"""Translates the operators of decoders: products, norms, rotations, and attention over slots."""
+"""Translates the operators of language models: products, norms, rotations, and attention over slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ops_plain import number, softmax
 
 
 def _mat_mul(g: Graph, call: Call) -> Tensor:
-    """Emits [.., M, K] x [.., K, N]; leading dimensions are batches."""
+    """Emits the product of [.., M, K] and [.., K, N], whose leading dimensions are batches."""
     text, x, weight = g.text, g.tensor(call.inputs[0]), g.value(call.inputs[1])
     if isinstance(weight, Scaled) and not weight.block and weight.axis == 1 and len(weight.shape) == 2:
         values = text.convert(g.unpacked(weight), "f32")
@@ -32,8 +32,8 @@ def _mat_mul(g: Graph, call: Call) -> Tensor:
 
 
 def _row_product(g: Graph, x: Tensor, values: Tensor) -> Tensor:
-    """Emits one row [1, K] times [K, N] as a sum: XLA then converts integers while it adds, and stores no matrix of
-    floats.
+    """Emits the product of one row [1, K] and [K, N] as a sum. XLA then converts integers while it adds, and stores no
+    matrix of floats.
     """
     text, (size, width) = g.text, values.shape
     spread = text.broadcast(text.reshape(x, (size, 1)), values.shape)
@@ -41,14 +41,14 @@ def _row_product(g: Graph, x: Tensor, values: Tensor) -> Tensor:
 
 
 def _gemm(g: Graph, call: Call) -> Tensor:
-    """Emits x [M, K] times the transpose of a table [N, K]."""
+    """Emits the product of x [M, K] and the transpose of a table [N, K]."""
     if not call.get("transB", 0) or call.get("transA", 0) or len(call.inputs) > 2:
         raise g.unsupported("it isn't a product with a table's rows")
     return g.text.dot(g.tensor(call.inputs[0]), g.tensor(call.inputs[1]), (1, 1))
 
 
 def _dequantize(g: Graph, call: Call) -> Scaled | Tensor:
-    """Returns a weight's values and scales without computing anything; its readers choose how to dequantize it."""
+    """Returns a weight's values and scales without emitting anything; its readers choose how to dequantize them."""
     values, scales = g.tensor(call.inputs[0]), g.tensor(call.inputs[1])
     if len(call.inputs) > 2:
         raise g.unsupported("its weight has zero points")
@@ -79,10 +79,10 @@ def _layer_norm(g: Graph, call: Call) -> Tensor:
 
 
 def rotation_table(g: Graph, call: Call) -> Tensor:
-    """Emits [T, 2F]: a step's cosines, then its sines.
+    """Emits a step's cosines and sines next to each other, [T, 2F].
 
-    They are multiplied by an identity matrix: XLA computes a product once, but cheap operations, as which it counts
-    cosines, again for every layer and element.
+    They are multiplied by an identity matrix. XLA computes a product once, but would compute cosines, which it counts
+    as cheap, again for every layer and element.
     """
     text, names = g.text, call.inputs[1:3]
 
@@ -96,7 +96,10 @@ def rotation_table(g: Graph, call: Call) -> Tensor:
 
 
 def _rotary_embedding(g: Graph, call: Call) -> Tensor:
-    """Rotates the first 2F elements of x [T, heads, 1, D], in halves or in pairs, by cosines and sines [T, 1, F]."""
+    """Emits the rotation of the first 2F elements of x [T, heads, 1, D] by cosines and sines [T, 1, F].
+
+    Elements of the two halves, or adjacent elements, are rotated together.
+    """
     text, x = g.text, g.tensor(call.inputs[0])
     tokens, heads, _, size = x.shape
     width = g.shape(call.inputs[1])[-1]
@@ -126,7 +129,7 @@ def _rotary_embedding(g: Graph, call: Call) -> Tensor:
 
 
 def _tensor_scatter(g: Graph, call: Call) -> Cache:
-    """Writes each request's keys or values [S, D] of its heads to their positions in its slot."""
+    """Emits the write of each request's keys or values to their positions in its slot. Returns the written cache."""
     text, cache = g.text, g.cache(call.inputs[0])
     update, index = (g.tensor(name) for name in call.inputs[1:])
     rows, (_, heads, tokens, size) = cache.rows, update.shape

@@ -1,4 +1,4 @@
-"""Translates operators that are element-wise, move data, or reduce."""
+"""Translates element-wise operators, operators that move data, and reductions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ _ERF_BELOW: tuple[float, ...] = (
     *(-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03),
     -1.42647390514189e-02,
 )
-"""The coefficients of x P(x^2) / Q(x^2), the rational approximation that Eigen and XLA have for floats of 32 bits."""
+"""The coefficients of Q in x P(x^2) / Q(x^2), the rational approximation of erf that Eigen and XLA use for 32-bit
+floats.
+"""
 
 
 def _erf_of(g: Graph, x: Tensor) -> Tensor:
@@ -219,7 +221,7 @@ def _reduce(op: str, mean: bool = False) -> Handler:
 
 
 def softmax(g: Graph, x: Tensor, axis: int) -> Tensor:
-    """Emits exp(x - max) divided by its sum along an axis."""
+    """Emits exp(x - max) divided by its sum along an axis, and returns the result."""
     text = g.text
     raised = text.unary("exponential", text.binary("subtract", x, text.reduce("maximum", x, [axis], keep=True)))
     return text.binary("divide", raised, text.reduce("add", raised, [axis], keep=True))
@@ -233,7 +235,7 @@ def _softmax(g: Graph, call: Call) -> Tensor:
 
 
 def _one_hot(g: Graph, call: Call) -> Tensor:
-    """Adds a one-hot encoding along a new last axis."""
+    """Emits a one-hot encoding along a new last axis."""
     ids, depth, (off, on) = g.tensor(call.inputs[0]), int(g.known(call.inputs[1])), g.known(call.inputs[2])
     text, places = g.text, (*[1] * len(g.shape(call.inputs[0])), depth)
     hit = text.compare("EQ", text.reshape(ids, (*ids.shape, 1)), text.iota(places, len(places) - 1, ids.kind))
@@ -242,7 +244,9 @@ def _one_hot(g: Graph, call: Call) -> Tensor:
 
 
 def _top_k(g: Graph, call: Call) -> tuple[Tensor, Tensor]:
-    """Emits the k greatest values, greatest first; in a tie the lower index comes first."""
+    """Emits the k largest values in descending order, and their indices. Among equal values the lower index comes
+    first.
+    """
     x, (count,) = g.tensor(call.inputs[0]), g.integers(call.inputs[1])
     axis = call.get("axis", -1) % len(x.shape)
     if not call.get("largest", 1):
@@ -253,8 +257,8 @@ def _top_k(g: Graph, call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _hits(g: Graph, x: Tensor, index: Tensor, axis: int) -> tuple[Tensor, int]:
-    """Returns i1 [.., k, n], True where an index of the k equals a position of the n of an axis; and the dimension of
-    n.
+    """Returns a mask i1 [.., k, n] that is True where an index in ``index`` [.., k] equals a position along the axis,
+    and the mask's last dimension.
     """
     text = g.text
     if axis != len(x.shape) - 1 or index.shape[:-1] != x.shape[:-1]:
@@ -264,7 +268,7 @@ def _hits(g: Graph, x: Tensor, index: Tensor, axis: int) -> tuple[Tensor, int]:
 
 
 def _gather_elements(g: Graph, call: Call) -> Tensor:
-    """Emits a gather as a sum of which all terms but one are 0; fast for few positions, as in routers."""
+    """Emits a gather as a sum in which all terms but one are 0. That is fast along a short axis, as in routers."""
     x, index = (g.tensor(name) for name in call.inputs)
     hits, _ = _hits(g, x, index, call.get("axis", 0) % len(x.shape))
     rows = g.text.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
@@ -272,7 +276,7 @@ def _gather_elements(g: Graph, call: Call) -> Tensor:
 
 
 def _scatter_elements(g: Graph, call: Call) -> Tensor:
-    """Writes one number to every indexed position."""
+    """Emits a write of one number to every indexed position."""
     x, index, updates = (g.tensor(name) for name in call.inputs)
     hits, _ = _hits(g, x, index, call.get("axis", 0) % len(x.shape))
     counted = g.text.reduce("add", g.text.convert(hits, "i32"), [len(x.shape) - 1])  # [.., n]

@@ -1,4 +1,4 @@
-"""The sizes of a target's modules: from the recipe's buckets, or defaults."""
+"""Chooses the sizes of a target's modules, from the recipe's buckets or from defaults."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from enginewright.runtime.shared.errors import RecipeError
 from ..section import ModuleSection
 
 REQUESTS, CHUNKS = (1, 2, 4, 8, 16), (32, 64, 128, 256, 512)
-"""Requests of a decode step, and tokens of a prompt's, by default."""
+"""The default numbers of requests of decode steps, and the default numbers of tokens of prompt steps."""
 
 _SHORTEST = 160
-"""Places of the shortest slots; the next are twice as long, so that 640 hold a prompt of 512 and an answer."""
+"""The positions of the shortest slots. Each next length is twice as long, so that 640 hold a prompt of 512 and an
+answer.
+"""
 
 _SCORED = 128
-"""Most tokens of a step whose logits are all wanted: they take a row of the vocabulary each."""
+"""The most tokens of a step that computes logits for all of them, since each needs a row of the vocabulary's size."""
 
 
 def slot_lengths(context: int, multiple: int = 1) -> tuple[int, ...]:
-    """Returns the lengths of slots, in positions, for requests of up to ``context`` tokens, rising.
+    """Returns the lengths of slots, in positions, for requests of up to ``context`` tokens, ascending.
 
     The last is ``context`` + 1, rounded up to a multiple of ``multiple``.
     """
@@ -35,8 +37,8 @@ def modules_of(
 ) -> tuple[ModuleSection, ...]:
     """Returns the modules for each length of slots: decode steps, prompts, and prompts with logits for all tokens.
 
-    The length of a slot is a multiple of ``multiple``. Raises RecipeError naming a size that doesn't fit into the
-    slots.
+    The longest slots have a multiple of ``multiple`` positions. Raises RecipeError naming a size that doesn't fit into
+    the slots.
     """
     context = engines.context_within(context_length)
     requests, chunks = _sizes_of("batch", buckets), _sizes_of("tokens", buckets)
@@ -57,7 +59,7 @@ def modules_of(
 
 
 def _sizes_of(kind: str, buckets: BucketPlan | None) -> tuple[int, ...]:
-    """Returns a recipe's buckets of one kind, in rising order; () without buckets."""
+    """Returns a recipe's buckets of one kind, "batch" or "tokens", in ascending order; () without buckets."""
     return tuple(b.tokens for b in buckets.buckets if b.kind == kind) if buckets else ()
 
 

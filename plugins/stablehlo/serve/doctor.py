@@ -1,4 +1,4 @@
-"""Checks whether a machine can run the stablehlo target."""
+"""Checks if a machine can run the stablehlo target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .pjrt_library import TESTED, is_tested, plugins
 
 
 def check(machine: Machine, target: TargetManifest | None) -> Checked:
-    """Checks whether XLA, or IREE if the bundle has modules for it, can run the target on this machine."""
+    """Checks if XLA, or IREE if the bundle has modules for it, can run the target on this machine."""
     section = target.section(StableHloSection) if target is not None else None
     problem, on = _xla(machine, section)
     iree, ahead = _iree(machine, section)
@@ -34,7 +34,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def _xla(machine: Machine, section: StableHloSection | None) -> tuple[Problem | None, str]:
-    """Returns the problem with jaxlib, if any, and a note on it."""
+    """Returns the problem with jaxlib, None if there is none, and a note on it."""
     installed = machine.packages.get("jaxlib")
     if installed is None:
         return Problem("jaxlib is not installed", INSTALL_JAXLIB, missing=True), ""
@@ -48,7 +48,9 @@ def _xla(machine: Machine, section: StableHloSection | None) -> tuple[Problem | 
 
 
 def _iree(machine: Machine, section: StableHloSection | None) -> tuple[Problem | None, tuple[str, ...]]:
-    """Returns the problem of a bundle's modules for IREE, if any, and notes on what they run on."""
+    """Returns the problem with running a bundle's IREE modules, None if there is none, and notes on the devices that
+    run them.
+    """
     installed = machine.packages.get("iree")
     if section is None or section.iree is None:
         return None, (f"IREE {installed}, provider iree",) if installed and section is None else ()
@@ -62,7 +64,7 @@ def _iree(machine: Machine, section: StableHloSection | None) -> tuple[Problem |
 
 
 def iree_problem(section: IreeSection, found: str | None) -> Problem | None:
-    """Returns a problem if ``found``, the installed version of IREE, isn't the modules' version; otherwise None."""
+    """Returns the problem if the installed version of IREE, ``found``, isn't the modules' version; otherwise None."""
     if found == section.version:
         return None
     hint = f"Install that one: pip install 'iree-base-runtime=={section.version}'; or export the bundle again."
@@ -72,12 +74,12 @@ def iree_problem(section: IreeSection, found: str | None) -> Problem | None:
 
 
 def iree_level_problem(section: IreeSection) -> Problem:
-    """Returns the problem that the modules are for other processors."""
+    """Returns the problem that the modules are for other CPUs."""
     names = " and ".join(f"x86-64-{name}" for name in section.levels)
     hint = "Export again with a level that it has in the recipe's [stablehlo] iree, or take provider cpu."
     return Problem(f"its modules for IREE are for {names}, whose instructions this processor doesn't have", hint)
 
 
 def look(problems: dict[str, str]) -> dict[str, Any]:
-    """Returns the fields of ``Machine`` that this target uses; errors would be added to ``problems`` by field."""
+    """Returns the fields of ``Machine`` that this target needs. ``problems`` isn't changed."""
     return {"xla_handlers": find_handlers() is not None, "pjrt_plugins": tuple(plugins())}

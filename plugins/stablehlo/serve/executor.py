@@ -28,9 +28,9 @@ from .runs import Part, Plan
 
 
 class StableHloExecutor(SlotExecutor):
-    """The executor of the stablehlo target. Each request has a slot; prefill and decode steps alternate.
+    """The executor of the stablehlo target. Each request has a slot. A step has either prompts or decodes.
 
-    When a step first needs a module, XLA compiles it, which takes seconds for a large model, or reads it from the cache
+    When a step first needs a module, XLA compiles it, which takes seconds for a large model, or reads it from a cache
     of compiled modules. IREE's modules are compiled at the export.
 
     Args:
@@ -40,7 +40,7 @@ class StableHloExecutor(SlotExecutor):
         threads: the number of threads of XLA's kernels and the sampler; 0 takes one per core.
         provider: "cpu", an installed PJRT plugin's name, or "iree"; None takes "cpu", or "iree" without jaxlib.
         target: the target's name.
-        load: "map" or "read", the way weights are loaded.
+        load: the way weights are loaded, "map" or "read".
 
     Raises:
         BundleError: the bundle has no such target, or is damaged.
@@ -74,7 +74,7 @@ class StableHloExecutor(SlotExecutor):
 
 
 class ModuleClient(Protocol):
-    """A client that loads and runs modules: ``Iree``, or ``XlaModules``."""
+    """The interface of clients that load and run modules: ``Iree`` and ``XlaModules``."""
 
     def describe(self) -> dict[str, str | int]: ...
 
@@ -82,7 +82,7 @@ class ModuleClient(Protocol):
         """Returns the executable of a module, for ``run``."""
 
     def view(self, array: Array, *, donated: bool = False) -> Any:
-        """Returns a buffer on an array's memory. ``donated``: a run may write to it."""
+        """Returns a buffer on an array's memory. ``donated``: True if a run may write to it."""
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
         """Runs a module and returns the buffers of its results."""
@@ -95,7 +95,7 @@ class ModuleClient(Protocol):
 
 
 class XlaModules(Pjrt):
-    """A client whose modules are compiled by XLA, with a cache of compiled modules.
+    """A client that compiles modules by XLA, with a cache of compiled modules.
 
     Args:
         section: the target's section.
@@ -126,7 +126,7 @@ class XlaModules(Pjrt):
 
 
 def open_client(section: StableHloSection, provider: str | None, threads: int) -> ModuleClient:
-    """Returns the client for a provider; None chooses one. Raises the errors of ``Pjrt`` and ``Iree``."""
+    """Opens the client for a provider; None chooses one. Raises the errors of ``Pjrt`` and ``Iree``."""
     if provider is None:
         ahead = section.iree is not None and section.iree.levels and iree_version() is not None
         provider = IREE if ahead and util.find_spec("jaxlib") is None else "cpu"
@@ -137,10 +137,8 @@ class ModuleSlots:
     """The memory of all slots: [slots, Nkv, C, D] for the keys and the values of each layer. Implements
     `slot_steps.Slots`.
 
-    C is the shortest of the modules' lengths that the longest request needs. A module writes to the part of the memory
-    that has its slots.
-
-    Raises the errors of ``StableHloExecutor``.
+    C is the shortest of the modules' lengths that the longest request fits into. A module writes to the part of the
+    memory with its slots. Raises the errors of ``StableHloExecutor``.
     """
 
     def __init__(
@@ -176,7 +174,9 @@ class ModuleSlots:
         self._allocate(self.length)
 
     def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
-        """Lengthens or shortens the slots to what the running requests need. Implements `slot_steps.Slots.fit`."""
+        """Lengthens or shortens the slots to the length that running requests need. Implements
+        `slot_steps.Slots.fit`.
+        """
         self._held[slot_of] = kv_len
         needed = int(self._held.max()) + 1
         length = next((n for n in self._section.lengths if n >= needed), None)
@@ -200,7 +200,7 @@ class ModuleSlots:
                     self._memory[name][slot, :, :tokens] = before[slot, :, :tokens]
 
     def run(self, run: SlotRun) -> FloatArray:
-        """Returns the logits [R, V] of the wanted tokens of a run; they are valid until the next run."""
+        """Runs the model. Returns the logits [R, V] of the tokens ``run.wanted``; they are valid until the next run."""
         parts = list(self._plan.parts(run))
         if len(parts) == 1 and len(parts[0].order) == len(run.wanted):
             return self._run(parts[0])[: len(run.wanted)]
@@ -214,7 +214,7 @@ class ModuleSlots:
         return logits[: len(run.wanted)]
 
     def forget(self, slots: Int32Array) -> None:
-        """Sets slots to zero, after values that weren't finite: they would affect the slot's next request."""
+        """Sets slots to zero, so that NaN or infinity in them doesn't affect their next requests."""
         for memory in self._memory.values():
             memory[slots] = 0
 
@@ -263,18 +263,18 @@ class ModuleSlots:
         self._plan = Plan(self._section.modules, length, self._count)
 
     def _weight(self, name: str, load: Load) -> Array:
-        """Returns a weight as stored; floats that NumPy doesn't have become integers with the same bits."""
+        """Returns a weight as it is stored. Floats that NumPy doesn't have are integers with the same bits."""
         stored = in_place(self._bundle.weight(name, load))
         return stored if stored.dtype.isbuiltin == 1 else stored.view(f"u{stored.dtype.itemsize}")
 
 
 def _flat(memory: Array) -> Array:
-    """Returns [B, Nkv, C, D] as [B*Nkv, C, D], without a copy."""
+    """Returns a view of memory [B, Nkv, C, D] as [B*Nkv, C, D]."""
     return memory.reshape(-1, *memory.shape[2:])
 
 
 def _blocks(slot: Array) -> Array:
-    """Returns the slot [Nkv, C, D] as the kernels' blocks [C / 32, ..], without a copy."""
+    """Returns a view of a slot [Nkv, C, D] as the kernels' blocks, [C / 32, ..]."""
     return slot.reshape(slot.shape[1] // BLOCK, -1)
 
 
@@ -284,5 +284,5 @@ def stablehlo_section(bundle: Bundle, target: str) -> StableHloSection:
 
 
 def slot_groups(section: StableHloSection, context: int) -> tuple[CacheGroup, ...]:
-    """Returns the cache groups; a block is a slot of ``context`` + 1 tokens."""
+    """Returns the cache groups, with slots of ``context`` + 1 positions as their blocks."""
     return tuple(group.to_group(context + 1) for group in section.cache_groups)

@@ -32,7 +32,7 @@ PROVIDER = "iree"
 
 _LOCK = threading.Lock()
 _drivers: dict[str, tuple[Any, int]] = {}
-"""IREE has one pool of threads in a process: the driver, and how many."""
+"""IREE's driver and the number of its threads, by the driver's name. IREE has one thread pool in a process."""
 
 
 def load_iree() -> ModuleType:
@@ -79,9 +79,7 @@ class Iree:
         }
 
     def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
-        """Returns the executable of a module, for ``run``. Raises BundleError for a file that was altered or isn't
-        IREE's.
-        """
+        """Loads a module and returns its executable. Raises BundleError for a file that was altered or isn't IREE's."""
         name = f"{target_folder(target)}/{module.compiled(self._level)}"
         content = read_code(bundle, name)
         try:
@@ -101,12 +99,12 @@ class Iree:
     def view(self, array: Array, *, donated: bool = False) -> Any:
         """Returns a buffer on the memory of an aligned array (``aligned``).
 
-        A module writes to it if its arguments say so (``tf.aliasing_output``); then the buffer can be used again.
+        A module writes to it if its arguments say so (``tf.aliasing_output``); the buffer can then be used again.
         """
         return self._device.from_dlpack_capsule(capsule_of(array))
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
-        """Runs a module and returns the buffers of its results. Raises CapacityError without memory."""
+        """Runs a module and returns the buffers of its results. Raises CapacityError if there is too little memory."""
         context, function = executable
         inputs, results = self._api.VmVariantList(len(arguments)), self._api.VmVariantList(1)
         for argument in arguments:
@@ -120,7 +118,7 @@ class Iree:
         return [results.get_as_object(i, self._api.HalBufferView) for i in range(len(results))]
 
     def array(self, buffer: Any) -> Array:
-        """Returns the content of a buffer of floats, as a view of its memory."""
+        """Returns the contents of a buffer of floats, as a view of its memory."""
         view: Array = buffer.map().asarray(buffer.shape, np.dtype(np.float32))
         return view
 
@@ -130,7 +128,7 @@ class Iree:
 
 
 def check_section(section: StableHloSection) -> IreeSection:
-    """Returns the section of IREE's modules. Raises TargetError if there are none, or if the installed version
+    """Returns the facts about IREE's modules. Raises TargetError if there are none, or if the installed version
     differs.
     """
     if section.iree is None or not section.iree.levels:
@@ -148,7 +146,7 @@ def _refused(problem: Problem) -> TargetError:
 
 
 def _device(api: ModuleType, threads: int) -> tuple[Any, int]:
-    """Returns a device and the number of its threads, which the first call sets for all."""
+    """Returns a device, and the number of its threads. The first call in a process sets that number for all."""
     with _LOCK:
         if PROVIDER not in _drivers:
             api.flags.parse_flags(f"--task_topology_group_count={threads}")

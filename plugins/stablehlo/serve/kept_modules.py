@@ -1,9 +1,9 @@
-"""A cache of modules that XLA compiled on this machine.
+"""A cache, in files, of modules that XLA compiled on this machine.
 
 Compiling a module takes up to seconds, reading a compiled one a tenth of that. A file has one module; its name depends
-on the artifact, the version of jaxlib, the processor, the number of threads (XLA divides work by it) and XLA's flags.
-The contents follow their SHA-256, because XLA trusts what it reads. A damaged file is compiled again. Beyond half a
-gigabyte, the least recently used files are deleted. See ``runtime/executors/kept_files.py``.
+on the artifact, the version of jaxlib, the CPU, the number of threads (by which XLA divides work) and XLA's flags. The
+contents follow their SHA-256, because XLA doesn't check them. A damaged file is compiled again. Beyond half a gigabyte,
+the least recently used files are deleted. See ``runtime/executors/kept_files.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .pjrt_library import Pjrt
 
 FOLDER = "stablehlo"
 MOST_BYTES = 512 << 20
-"""The most bytes of all files: some hundred modules."""
+"""The most bytes of all files together, which is some hundred modules."""
 
 _DIGEST = hashlib.sha256().digest_size
 
@@ -33,7 +33,7 @@ class KeptModules:
         threads: the number of its threads.
 
     Attributes:
-        compiled, found: how many modules were compiled, and how many came from the cache.
+        compiled, found: the numbers of modules that were compiled, and that were read from the cache.
     """
 
     def __init__(self, pjrt: Pjrt, threads: int) -> None:
@@ -44,7 +44,9 @@ class KeptModules:
         self.compiled = self.found = 0
 
     def load(self, artifact: bytes, name: str) -> Any:
-        """Returns the executable of an artifact. Raises the errors of ``Pjrt.compile``."""
+        """Returns the executable of an artifact. ``name`` is the module's, for errors. Raises the errors of
+        ``Pjrt.compile``.
+        """
         path = cache_file(FOLDER, hashlib.sha256(artifact).hexdigest(), *self._of) if self._keep else None
         try:
             stored = read_own(path) if path is not None else b""

@@ -1,7 +1,7 @@
-"""jaxlib's PJRT without jax: its CPU client or a plugin's, with arrays that aren't copied, and compiled modules.
+"""Uses jaxlib's PJRT without jax: its CPU client or a plugin's, with arrays that aren't copied, and compiled modules.
 
 Importing jaxlib's extension module imports neither jax nor torch. Its interface is private and changes between minor
-versions, so only this module uses it, and ``jaxlib`` must have a tested version.
+versions. So only this module uses it, and ``jaxlib`` must have a tested version.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ...steps.host_arrays import Array, capsule_of
 from ..kernels.library import handlers_library
 
 TESTED = "0.10"
-"""The minor version of jaxlib that this module is written against."""
+"""The minor version of jaxlib for which this module is written."""
 
 INSTALL = "Install it with: pip install 'enginewright[stablehlo]'"
 
 PLUGINS_PACKAGE = "jax_plugins"
-"""The namespace that packages with PJRT plugins install a module in, with the plugin's library beside it."""
+"""The namespace in which packages with PJRT plugins install a module, with the plugin's library next to it."""
 
 _HOST = 1, 0
-"""DLPack's name of the CPU."""
+"""DLPack's device type and number of the CPU."""
 
 _ENVIRONMENT = threading.Lock()
 
@@ -59,18 +59,18 @@ def load_jaxlib() -> ModuleType:
 
 
 def load_stablehlo() -> ModuleType:
-    """Imports jaxlib's functions on StableHLO modules. Raises the errors of ``load_jaxlib``."""
+    """Imports jaxlib's functions for StableHLO modules. Raises the errors of ``load_jaxlib``."""
     load_jaxlib()
     return import_module("jaxlib.mlir._mlir_libs._stablehlo")
 
 
 def is_tested(version: str) -> bool:
-    """Returns True if this module was tested with that version of jaxlib."""
+    """Returns True if this module was tested with this version of jaxlib."""
     return version.split(".")[:2] == TESTED.split(".")
 
 
 def plugins() -> dict[str, Path]:
-    """Returns the installed PJRT plugins, name -> library, without loading them or running their code."""
+    """Returns the installed PJRT plugins, name -> library, without loading or running them."""
     libraries_by_name: dict[str, Path] = {}
     try:
         spec = util.find_spec(PLUGINS_PACKAGE)
@@ -128,8 +128,9 @@ class Pjrt:
             ) from e
 
     def compile(self, artifact: bytes, name: str) -> Any:
-        """Compiles an artifact and returns the executable. Raises BundleError for an invalid module, CapacityError
-        without memory.
+        """Compiles an artifact and returns the executable.
+
+        Raises BundleError for an invalid module, CapacityError if there is too little memory.
         """
         try:
             return self._client.compile_and_load(artifact, self._api.DeviceList(tuple(self._devices)))
@@ -143,7 +144,7 @@ class Pjrt:
             ) from e
 
     def serialize(self, executable: Any) -> bytes:
-        """Returns a compiled module as bytes; b"" if the client doesn't support that."""
+        """Returns a compiled module as bytes; b"" if the client doesn't support it."""
         try:
             data: bytes = executable.serialize()
             return data
@@ -151,8 +152,8 @@ class Pjrt:
             return b""
 
     def deserialize(self, data: bytes) -> Any:
-        """Loads the bytes of ``serialize``, which must be trusted like code; returns None for invalid bytes or another
-        version's.
+        """Loads the bytes of ``serialize``; returns None if they are invalid or of another version. They run as code,
+        so they must be trusted.
         """
         try:
             return self._client.deserialize_executable(data, self._api.DeviceList(tuple(self._devices)), None)
@@ -160,7 +161,7 @@ class Pjrt:
             return None
 
     def register(self, handlers: Sequence[str]) -> None:
-        """Registers functions of our kernels, so that modules can call them.
+        """Registers our functions with these names, so that modules can call them.
 
         Raises TargetError for a provider other than the CPU, or an unknown function; MissingDependencyError if the
         library isn't built.
@@ -187,8 +188,8 @@ class Pjrt:
     def view(self, array: Array, *, donated: bool = False) -> Any:
         """Returns a buffer on the memory of an aligned array (``aligned``).
 
-        ``donated``: the next run may write to it. For that PJRT must be asked for a copy, although it makes none;
-        callers check by the address that it didn't.
+        ``donated``: the next run may write to it. For that, PJRT has to be asked for a copy, which it doesn't make;
+        callers check that by the address.
         """
         copy = True if donated else None
         return self._api.dlpack_managed_tensor_to_buffer(capsule_of(array), self._devices[0], None, copy)
@@ -196,7 +197,8 @@ class Pjrt:
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
         """Runs a module and returns the buffers of its results.
 
-        Raises BundleError if the module calls our kernels with invalid arguments, CapacityError without memory.
+        Raises BundleError if the module calls our kernels with invalid arguments, CapacityError if there is too little
+        memory.
         """
         try:
             results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
@@ -219,7 +221,7 @@ class Pjrt:
 
 
 class _Shared:
-    """A wrapper of a buffer for ``np.from_dlpack``."""
+    """A wrapper of a buffer that ``np.from_dlpack`` accepts."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -239,7 +241,7 @@ def _capsule(function: ctypes.c_void_p) -> Any:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Sets the environment variable from which XLA's CPU client takes its number of threads, within the context."""
+    """A context in which the environment variable is set from which XLA's CPU client takes its number of threads."""
     with _ENVIRONMENT:
         before = os.environ.get("NPROC")
         os.environ["NPROC"] = str(count)
@@ -254,7 +256,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the lines that the library writes to stderr, within the context."""
+    """A context in which lines that the library writes to stderr are hidden."""
     before = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:

@@ -11,20 +11,20 @@ from ...steps.slots import Int64Array, SlotRun
 from ..section import ModuleSection
 
 _OVERHEAD = 16
-"""The cost of a run of its own, in tokens: it reads the weights once more."""
+"""The cost of another run, in tokens, since it reads the weights once more."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a run that one module computes.
+    """The part of a run that one module computes, padded to its sizes.
 
     Attributes:
         module: the module.
         first: the first slot.
         ids: the tokens, [B, S].
         index: [B], the position in its slot of each row's first token.
-        wanted: [R], indices into the B*S tokens.
-        order: for the first of these, their indices among the run's wanted tokens.
+        wanted: [R], indices into the B*S tokens whose logits are needed; zeros as padding.
+        order: the rows in the whole run's logits to which the first rows belong.
     """
 
     module: ModuleSection
@@ -36,11 +36,11 @@ class Part:
 
 
 class Plan:
-    """Chooses among the modules for slots of one length.
+    """Divides runs among the modules for slots of one length.
 
     Args:
         modules: all modules of the target.
-        places: the length of the slots.
+        places: the number of positions in a slot.
         slots: the number of slots.
     """
 
@@ -61,8 +61,8 @@ class Plan:
             yield from self._prompt(run, row)
 
     def _decode(self, run: SlotRun) -> Iterator[Part]:
-        """Yields the parts of a decode step. Rows of padding write to the last position of their slot, which no
-        request uses.
+        """Yields the parts of a decode run. Rows of padding write to the last position of their slot, which no request
+        uses.
         """
         most = self._decodes[-1].requests
         for top in range(0, len(run.ids), most):
@@ -96,8 +96,10 @@ class Plan:
             start += size
 
     def _chunks(self, length: int, place: int, columns: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """Yields the size of each chunk of a prompt, and True if it needs logits of several tokens. Sizes add up to
-        ``length`` or more.
+        """Yields the size of each chunk of a prompt, and True if several of its tokens need logits.
+
+        The sizes add up to ``length`` or more. ``place`` is the position of the first token in the slot, ``columns``
+        has the indices of tokens that need logits.
         """
         done = 0
         while done < length:
@@ -110,11 +112,13 @@ class Plan:
             done += size
 
     def _best(self, sizes: Sequence[int] | dict[int, ModuleSection], left: int, room: int) -> int:
-        """Returns the size of the next chunk, among those that fit into the slot."""
+        """Returns the size of the next chunk: the best for ``left`` remaining tokens among those that fit into ``room``
+        positions.
+        """
         fitting = sorted(size for size in sizes if size <= room)
 
         def cost(tokens: int) -> tuple[int, int]:
-            """Returns (tokens computed, first chunk) if the rest is divided from the largest size down."""
+            """Returns (cost in tokens, size of the first chunk) of the best division of ``tokens`` tokens."""
             above = next((size for size in fitting if size >= tokens), None)
             below = max((size for size in fitting if size < tokens), default=None)
             choices = []

@@ -1,1 +1,1 @@
-"""The tensorrt target: a description of the network, what its plugins launch, and the engines built of both."""
+"""The compiler of the tensorrt target: a network's description, its plugins' kernels, and engines built from both."""

@@ -1,4 +1,4 @@
-"""Attention of a network as TensorRT's plugins (``plugins/tensorrt``), which must be registered."""
+"""Adds a network's attention as our TensorRT plugins (``plugins/tensorrt``), which must be registered."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .network_builder import NetworkBuilder
 
 @dataclass(frozen=True)
 class PluginAttention:
-    """The attention of ``build_network`` by our plugins.
+    """The attention of ``build_network``, made of our plugins.
 
-    ``prefill`` attends in one launch. Steps of ``decode``, which have one token a request, split contexts into parts of
-    ``split_keys`` keys and combine these.
+    ``prefill`` computes attention in one launch. Steps of ``decode``, with one token per request, divide contexts into
+    splits of ``split_keys`` keys and combine their results.
     """
 
     phase: Literal["decode", "prefill"]
@@ -27,10 +27,11 @@ class PluginAttention:
     _numbers: dict[str, trt.ITensor] = field(default_factory=dict)  # of ordered writes, by the caches they give
 
     def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, ...]:
-        """Writes the step's keys and values; returns the caches and their scales, in the same memory.
+        """Adds the write of the step's keys and values. Returns the caches and their scales, in the same memory.
 
-        They are outputs declared as aliases of the inputs. If writes are ``ordered``, they are the inputs themselves,
-        and attention gets two numbers of the write instead of sinks and slopes, so that it runs after the write.
+        They are outputs that are declared as aliases of the inputs. With ``ordered`` writes, they are the inputs
+        themselves, and attention gets two outputs of the write instead of sinks and slopes, so that it runs after the
+        write.
         """
         if self.caches == "ordered":
             if _scaled(b):
@@ -71,6 +72,6 @@ class PluginAttention:
 
 
 def _scaled(b: NetworkBuilder) -> bool:
-    """Returns True if the builder's call is over caches of 8 bits."""
+    """Returns True if the caches of the builder's call have 8 bits."""
     assert b.call is not None
     return b.call.op in (QUANTIZED_KV_WRITE, QUANTIZED_PAGED_ATTENTION)

@@ -1,4 +1,4 @@
-"""``optimize build`` of the target tensorrt: builds its engines on a machine with TensorRT and the GPU.
+"""Builds the engines of the tensorrt target on a machine with TensorRT and the GPU, for ``optimize build``.
 
 Only the target's folder changes: engines are written under temporary names and renamed, then the target's manifest is
 replaced. If the process is killed, the bundle is unchanged.
@@ -27,7 +27,9 @@ from ...gpu.cuda_driver import InstalledGpu
 from ...steps.paged_section import PagedSection
 
 MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
-"""``build_engines`` of the target: bundle, target, its section, compute capability -> serialized engines."""
+"""A function that builds engines, such as ``build_engines``: (bundle, target, its section, compute capability) ->
+serialized engines.
+"""
 
 
 Made = tuple[tuple[EngineSection, int], ...]
@@ -46,20 +48,20 @@ def build(
     machine: Machine | None = None,
     make: MakeEngines | None = None,
 ) -> BuildReport:
-    """Builds the engines of a target that has none yet: see ``Build``.
+    """Builds the engines of a target that has none yet. Implements ``Build``.
 
     Args:
         bundle: a bundle, opened with the caller's trust: TensorRT runs the bundle's kernels while it builds.
         target: the target's name.
         again: True also rebuilds existing engines, for example for another GPU.
-        progress: a function called with the stages "hash" (in bytes) and "build" (engines).
+        progress: called with the stages "hash" (in bytes) and "build" (engines).
         machine: this machine; None examines it.
-        make: a function that builds; None for TensorRT's.
+        make: builds the engines; None for TensorRT.
 
     Raises:
         BundleError: the bundle is damaged, or its target isn't built in this way.
         TrustError: the bundle isn't trusted.
-        TargetError: the library, the driver or the GPU is missing, or TensorRT refuses the network.
+        TargetError: the library, the driver or the GPU is missing, or TensorRT rejects the network.
         CapacityError: the disk is too full for an engine.
     """
     start = time.perf_counter()
@@ -118,7 +120,7 @@ def _with_copies(paged: PagedSection, made: Made) -> tuple[str, ...]:
 
 
 def _check_machine(machine: Machine, what: str, paged: PagedSection) -> InstalledGpu:
-    """Returns the GPU that engines are built for. Raises TargetError with all missing requirements."""
+    """Returns the GPU for which engines are built. Raises TargetError with all missing requirements."""
     flavour = FLAVOURS["tensorrt"]
     needs = "the attention kernels"
     problems = [
@@ -144,7 +146,7 @@ def _tensorrt() -> MakeEngines:
 def _make(
     bundle: Bundle, target: str, paged: PagedSection, gpu: InstalledGpu, make: MakeEngines, progress: Progress
 ) -> Made:
-    """Writes all engines; after an error, removes the ones that it wrote."""
+    """Builds and writes all engines. After an error, it removes those that it wrote."""
     folder, total = bundle.path / target_folder(target), len(paged.profiles)
     built: list[tuple[EngineSection, int]] = []
     progress(ProgressEvent("build", 0, total))

@@ -1,4 +1,4 @@
-"""The engines of a bundle's tensorrt target, built by TensorRT on a machine that has it and a GPU."""
+"""Builds the engines of a bundle's tensorrt target by TensorRT, on a machine that has it and a GPU."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from .network_builder import NetworkBuilder, WeightBytes
 
 
 class ErrorLog(trt.ILogger):
-    """Collects TensorRT's error messages, for our errors."""
+    """Collects TensorRT's error messages for our errors."""
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)
         self.errors: list[str] = []
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
-        """Keeps the errors among the messages that TensorRT passes."""
+        """Stores a message if it is an error. TensorRT calls this."""
         if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
             self.errors.append(" ".join(msg.split()))
 
     def said(self) -> str:
-        """Returns the latest errors; "" without any."""
+        """Returns the latest error messages; "" if there are none."""
         return "; ".join(self.errors[-2:])
 
 
 def weights_of(bundle: Bundle) -> WeightBytes:
-    """Returns a function that maps a bundle's weights by name."""
+    """Returns a function from the name of a weight in the bundle to the mapped weight."""
 
     def read(name: str) -> npt.NDArray[np.generic]:
         return bundle.weight(name)
@@ -55,12 +55,12 @@ def build_engines(bundle: Bundle, target: str, paged: PagedSection, capability: 
 
     Args:
         bundle: a bundle with intact files.
-        target: the name of the target.
+        target: the target's name.
         paged: the section of its manifest.
         capability: the compute capability of this machine's GPU; 89 for 8.9.
 
     Raises:
-        TargetError: TensorRT refuses a layer or its own engine; the text has the layer and TensorRT's error.
+        TargetError: TensorRT rejects a layer or its own engine; the message has the layer and TensorRT's error.
         BundleError: the description, or a kernel, is damaged.
     """
     folder = target_folder(target)
@@ -81,7 +81,7 @@ def build_engines(bundle: Bundle, target: str, paged: PagedSection, capability: 
 def build_engine(
     description: Network, weights: WeightBytes, attention: AttentionLayers, profile: PagedProfile, log: ErrorLog
 ) -> bytes:
-    """Returns one serialized engine. Raises TargetError with TensorRT's error."""
+    """Builds the engine of one profile, and returns it serialized. Raises TargetError with TensorRT's error."""
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     layers: NetworkBuilder = build_network(network, description, weights, attention)

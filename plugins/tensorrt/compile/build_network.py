@@ -1,4 +1,6 @@
-"""A ``Network`` as TensorRT's INetworkDefinition: strongly typed, its layers named after the modules they are of."""
+"""Converts a ``Network`` to TensorRT's INetworkDefinition, strongly typed. Layers are named after the modules that they
+belong to.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +26,26 @@ _HANDLERS: Mapping[str, Handler] = {
 OPERATORS = frozenset(
     {*_HANDLERS, KV_WRITE, QUANTIZED_KV_WRITE, PAGED_ATTENTION, QUANTIZED_PAGED_ATTENTION},
 )
-"""The operators that a network may have."""
+"""The operators that a network may contain."""
 
 
 class AttentionLayers(Protocol):
-    """Adds the layers of the builder's call, which is one of our own."""
+    """Adds the layers for a call of one of our own operators, which is the builder's current call."""
 
     def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, ...]:
         """Adds the cache write; returns the two written caches, and their scales."""
 
     def attend(self, b: NetworkBuilder) -> trt.ITensor:
-        """Returns the result of attention."""
+        """Adds attention, and returns its result."""
 
 
 def build_network(
     network: trt.INetworkDefinition, description: Network, weights: WeightBytes, attention: AttentionLayers
 ) -> NetworkBuilder:
-    """Adds all of ``description`` to an empty, strongly typed network.
+    """Adds everything in ``description`` to an empty, strongly typed network.
 
-    Returns the builder, which must live until the engine is built, because TensorRT reads its constants.
-
-    Raises TargetError, naming the call, if TensorRT refuses it.
+    Returns the builder, which must live until the engine is built, because TensorRT reads its constants. Raises
+    TargetError, naming the call, if TensorRT rejects one.
     """
     b = NetworkBuilder(network, description, weights)
     for name, port in description.inputs.items():
@@ -88,7 +89,7 @@ def add_profile(
     description: Network,
     sizes: PagedProfile,
 ) -> None:
-    """Adds the sizes of the engine's steps as an optimization profile. Raises TargetError if TensorRT refuses them."""
+    """Adds the sizes of the engine's steps as an optimization profile. Raises TargetError if TensorRT rejects them."""
     ranges = {"T": sizes.T, "B": sizes.B, "R": sizes.R, "M": sizes.M, "P": sizes.P}
     ranges["B + 1"] = (sizes.B[0] + 1, sizes.B[1] + 1, sizes.B[2] + 1)
     profile = builder.create_optimization_profile()

@@ -1,4 +1,4 @@
-"""A Program as a ``Network``: the onnx emitter's operators, with attention in the paged form between them."""
+"""Converts a Program to a ``Network``: the onnx target's operators, with attention in the paged form."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _DTYPES: Mapping[int, Dtype] = {DTYPES[name].onnx: name for name in get_args(Dty
 
 
 class PagedBuilder(GraphBuilder):
-    """Builds the graph of a step in the paged form. Its inputs are the program's own, by their names there."""
+    """Builds the graph of a step in the paged form. Its inputs are the program's, under the same names."""
 
     def __init__(self, program: Program, weights: ExternalWeights, floats: FloatDtype) -> None:
         super().__init__(program, weights, floats)
@@ -69,7 +69,7 @@ class PagedBuilder(GraphBuilder):
         }
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
-        """Returns the error of the onnx target, whose operators these are, under this target's name."""
+        """Returns the error of the onnx target, whose operators are used, with this target's name."""
         error = super().unsupported(reason.replace("the onnx target", "the tensorrt target"))
         return UnsupportedModelError(
             error.message, hint="This model can't run on the tensorrt target; the cpu target may take it."
@@ -111,7 +111,7 @@ class PagedBuilder(GraphBuilder):
         return self._in_type(self.cast(value, torch.float32), self.element)
 
     def _plugin(self, kind: str, inputs: list[str], outputs: tuple[str, ...], **attributes: Any) -> None:
-        """Adds a node that calls one of our plugins."""
+        """Adds a node that calls the plugin ``kind``."""
         assert self.node is not None
         label = f"{join_where(self.node.meta[WHERE])}/{kind}_{len(self.nodes)}".lstrip("/")
         self.nodes.append(helper.make_node(kind, inputs, list(outputs), name=label))
@@ -151,8 +151,8 @@ def describe_network(program: Program, weights: ExternalWeights, floats: FloatDt
     """Returns the network of a program whose attention is paged, and writes its weights.
 
     Args:
-        program: the emitter's program.
-        weights: the bundle's weights.
+        program: the program, after the target's passes.
+        weights: the writer of the bundle's weights.
         floats: the type of computation and caches.
 
     Raises:

@@ -1,4 +1,6 @@
-"""The tensorrt target's emitter: all that engines are built of where TensorRT and a GPU are."""
+"""The emitter of the tensorrt target: it writes everything from which engines are built on a machine with TensorRT and
+a GPU.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ from ...steps.paged_section import (
 )
 
 LIBRARY = "11.4"
-"""The smallest version of TensorRT: that of the bindings which the plugins were checked with."""
+"""The smallest version of TensorRT. It is the version of the bindings with which the plugins were checked."""
 
 _REQUESTS, _PROMPTS, _CHUNK = 16, 4, 512
 _USUAL_REQUESTS, _USUAL_CHUNK, _USUAL_POOL = 4, 128, 1024
 
 
 class TensorRtEmitter(EnginesEmitter):
-    """Writes the network's description, its weights, and the code of the plugins for each kind of GPU."""
+    """Writes the network's description, its weights, and the kernels of the plugins for each kind of GPU."""
 
     name = "tensorrt"
 
@@ -40,7 +42,7 @@ class TensorRtEmitter(EnginesEmitter):
     ) -> TargetManifest:
         """Writes the network, its weights and kernels. Implements `Emitter.emit`.
 
-        Raises MissingDependencyError if onnx or triton are missing, too.
+        It also raises MissingDependencyError if onnx or triton is missing.
         """
         capabilities, floats = options.engines.gpus or KERNELS_FOR, options.engines.dtype or "f16"
         check_kernels(capabilities)
@@ -89,7 +91,7 @@ class TensorRtEmitter(EnginesEmitter):
 def profiles_of(engines: EnginesSection, context_length: int) -> tuple[PagedProfile, PagedProfile]:
     """Returns the profiles of decode steps, and of prompts together with decodes.
 
-    Raises RecipeError if requests are to be longer than the model's context.
+    Raises RecipeError if the recipe's requests are longer than the model's context.
     """
     blocks = -(-(engines.context_within(context_length) or KV_BLOCK_SIZE) // KV_BLOCK_SIZE)
     requests = engines.requests or _REQUESTS

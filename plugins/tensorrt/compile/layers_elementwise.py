@@ -1,4 +1,4 @@
-"""Operators that work element by element, reductions and norms, as TensorRT's layers."""
+"""Adds element-wise operators, reductions and norms as TensorRT's layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .network_builder import TYPES, NetworkBuilder
 
 Result = trt.ITensor | tuple[trt.ITensor, ...]
 Handler = Callable[[NetworkBuilder], Result]
-"""Adds the layers of the builder's call; gives its results."""
+"""A function that adds the layers for the builder's current call, and returns its results."""
 
 _Op = trt.ElementWiseOperation
 _Unary = trt.UnaryOperation
@@ -26,7 +26,7 @@ def _unary(kind: trt.UnaryOperation) -> Handler:
 
 
 def _several(kind: trt.ElementWiseOperation) -> Handler:
-    """Returns the handler of Max or Min with any number of operands."""
+    """Returns a handler that adds Max or Min with any number of operands."""
 
     def add(b: NetworkBuilder) -> trt.ITensor:
         assert b.call is not None
@@ -37,12 +37,12 @@ def _several(kind: trt.ElementWiseOperation) -> Handler:
 
 
 def _inverted(kind: trt.ElementWiseOperation) -> Handler:
-    """Returns a handler that adds the negation of a comparison: LessOrEqual is not Greater."""
+    """Returns a handler that adds the negation of a comparison, such as LessOrEqual as not Greater."""
     return lambda b: b.unary(b.binary(b.input(0), b.input(1), kind), _Unary.NOT)
 
 
 def _equal(b: NetworkBuilder) -> trt.ITensor:
-    """Adds an equality. TensorRT compares only numbers; for conditions, it is the negated exclusive or."""
+    """Adds an equality. TensorRT compares only numbers; for booleans, it is the negated exclusive or."""
     x, y = b.input(0), b.input(1)
     if x.dtype == trt.DataType.BOOL:
         return b.unary(b.binary(x, y, _Op.XOR), _Unary.NOT)
@@ -88,7 +88,7 @@ def _reduction(kind: trt.ReduceOperation) -> Handler:
 
 
 def _norm(centered: bool) -> Handler:
-    """Returns the handler of RMSNormalization, or LayerNormalization if ``centered``, computed in 32 bits."""
+    """Returns a handler that adds RMSNormalization, or LayerNormalization if ``centered``, computed in 32 bits."""
 
     def add(b: NetworkBuilder) -> trt.ITensor:
         operand, single = b.input(0), trt.DataType.FLOAT

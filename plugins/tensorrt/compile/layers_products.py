@@ -1,4 +1,4 @@
-"""Products, weights of fewer bits, and rotations, as TensorRT's layers."""
+"""Adds products, quantized weights and rotations as TensorRT's layers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def _matmul(b: NetworkBuilder) -> trt.ITensor:
 
 
 def _gemm(b: NetworkBuilder) -> trt.ITensor:
-    """Adds a product of matrices (Gemm without its third operand)."""
+    """Adds a matrix product, which is a Gemm without its third operand."""
     kinds = [_TURNED if b.attribute(name) else _PLAIN for name in ("transA", "transB")]
     return b.out(b.network.add_matrix_multiply(b.input(0), kinds[0], b.input(1), kinds[1]))
 
 
 def _dequantize(b: NetworkBuilder) -> trt.ITensor:
-    """Adds the product of integers and their scales: one scale for each index of an axis, or for each block
-    along it.
+    """Adds the product of integers and their scales: one scale for each index of an axis, or for each block along
+    it.
     """
     x, scales = b.input(0), b.input(1)
     layer = b.add(b.network.add_dequantize(x, scales, scales.dtype))

@@ -1,4 +1,4 @@
-"""Operators that move values: shapes, views, slices and gathers."""
+"""Adds operators that move values: shapes, views, slices and gathers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def _slice_static(
 
 
 def _along(b: NetworkBuilder, x: trt.ITensor, axis: int, start: int, size: int, stride: int = 1) -> trt.ITensor:
-    """Returns ``size`` elements along an axis of fixed size; other axes may have dynamic sizes."""
+    """Adds a slice of ``size`` elements along an axis of fixed size, and returns it. Other axes may have dynamic
+    sizes.
+    """
     rank, fixed = len(x.shape), sizes_of(x)
     starts = [start if i == axis else 0 for i in range(rank)]
     strides = [stride if i == axis else 1 for i in range(rank)]

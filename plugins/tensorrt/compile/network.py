@@ -1,4 +1,4 @@
-"""network.json: the network that a target's engines are built of, without weights. The module doesn't need torch.
+"""The file network.json: the network from which a target's engines are built, without weights. It doesn't need torch.
 
 Calls are operators of ONNX opset 24 by their names, with ONNX's meaning, and two of our own:
 
@@ -26,7 +26,7 @@ from enginewright.runtime.shared.json_document import parse_shown
 
 FORMAT_VERSION = 1
 OPSET = 24
-"""The version of the operators' meanings."""
+"""The version of ONNX's operators."""
 
 KV_WRITE, PAGED_ATTENTION = "ew.kv_write", "ew.paged_attention"
 QUANTIZED_KV_WRITE, QUANTIZED_PAGED_ATTENTION = "ew.quantized_kv_write", "ew.quantized_paged_attention"
@@ -41,14 +41,14 @@ class _Model(BaseModel):
 
 
 class NetworkInput(_Model):
-    """A step input: sizes are fixed, or named by the letters of a profile; "B + 1" is one more than B."""
+    """A step input. Sizes are numbers, or named by the letters of a profile; "B + 1" is one more than B."""
 
     dtype: Dtype
     shape: tuple[int | Literal["T", "B", "B + 1", "R", "M", "P"], ...]
 
 
 class Constant(_Model):
-    """A small constant: its elements in order."""
+    """A small constant, with its elements in order."""
 
     dtype: Dtype
     shape: tuple[int, ...]
@@ -64,7 +64,15 @@ class Weight(_Model):
 
 
 class Call(_Model):
-    """An operator. An input that is left out is "". ``name`` is its own, and begins with the module that it is of."""
+    """A call of an operator.
+
+    Attributes:
+        op: the operator.
+        name: the call's own name, which begins with its module path.
+        inputs: the names of its inputs; "" for one that is left out.
+        outputs: the names of its results.
+        attributes: its attributes.
+    """
 
     op: str
     name: str
@@ -74,7 +82,7 @@ class Call(_Model):
 
 
 class Network(_Model):
-    """A whole network. ``dtype`` is the type of activations and caches; ``outputs`` are names of values."""
+    """A whole network. ``dtype`` is the type of activations and caches; ``outputs`` has the names of the results."""
 
     format_version: int = FORMAT_VERSION
     opset: int = OPSET
@@ -86,7 +94,7 @@ class Network(_Model):
     calls: tuple[Call, ...]
 
     def to_json(self) -> str:
-        """Returns the network as JSON; equal networks have equal bytes."""
+        """Returns the network as JSON. Equal networks give equal bytes."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -118,7 +126,7 @@ class Network(_Model):
         return network
 
     def _problem(self) -> str | None:
-        """Returns a description of the first value that is read before it is computed, or computed twice; None if
+        """Returns a text on the first value that is read before it is computed, or that is computed twice; None if
         there is none.
         """
         known = {"", *self.inputs, *self.constants, *self.weights}

@@ -1,4 +1,4 @@
-"""The compiler's half of the tensorrt target."""
+"""The compiling half of the tensorrt target."""
 
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 

@@ -1,1 +1,1 @@
-"""Engines of TensorRT-RTX, serialized on a machine without a GPU from the ONNX graph of the program."""
+"""The compiler of the tensorrt-rtx target: it builds engines from ONNX graphs, on a machine without a GPU."""

@@ -1,4 +1,4 @@
-"""Takes an engine that was built into the bundle."""
+"""Moves a built engine into the bundle."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def adopt_engine(
     """Moves an engine's plan into the target's folder, records its report, and returns its section.
 
     Args:
-        built: the result of building it.
-        request: the request that it was built for; ``plan`` is the file to move.
+        built: the result of the build.
+        request: the request for which it was built; ``plan`` is the file to move.
         file: the name of the plan in the target's folder.
         sizes: its optimization profiles, as text for the report.
         writer: the bundle's writer.
         options: the emitter's options, whose ``record`` gets the report.
 
-    Raises BundleError if the plan can't be moved.
+    Raises:
+        BundleError: the plan can't be moved.
     """
     path = f"{target_folder(TARGET)}/{file}"
     written = writer.adopt(path, request.plan)

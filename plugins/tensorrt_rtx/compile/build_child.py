@@ -1,6 +1,6 @@
 """The process that builds one engine: reads an ``EngineRequest`` as JSON, and answers in lines of JSON.
 
-Run as ``python -m``. Only answers go to standard output; the library's output goes to standard error.
+It is run by ``python -m``. Only answers go to standard output; the library's output goes to standard error.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PERSONALITY_NOW = 0xFFFFFFFF
 
 
 class RefusedError(Exception):
-    """The library doesn't take the graph."""
+    """An error of a graph that the library rejects."""
 
 
 def main() -> int:
-    """Answers one request, and returns the exit code."""
+    """Answers one request. Returns the exit code."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no one waits for an engine without an export
     _settle()
@@ -54,10 +54,10 @@ def main() -> int:
 
 
 def _settle() -> None:
-    """Disables randomized addresses, because the library sorts by addresses and its plans depend on the order.
+    """Disables randomized addresses, because the library sorts by addresses, so that its plans depend on them.
 
-    If the system doesn't allow that (in some containers), it limits the process to one processor, which usually gives
-    the same order.
+    If the system doesn't allow that (in some containers), it limits the process to one core, which usually gives the
+    same order.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -111,7 +111,7 @@ def _build(request: Mapping[str, Any], answers: IO[str]) -> dict[str, Any]:
 
 def _logger(trt: Any) -> Any:
     class Errors(trt.ILogger):  # type: ignore[misc]
-        """Keeps the errors; prints nothing."""
+        """Stores the library's errors; prints nothing."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -129,7 +129,7 @@ def _logger(trt: Any) -> Any:
 
 def _monitor(trt: Any, answers: IO[str]) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        """Tells the steps of the phases that aren't parts of others."""
+        """Reports the steps of phases that aren't parts of other phases."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
@@ -153,7 +153,7 @@ def _monitor(trt: Any, answers: IO[str]) -> Any:
 
 
 def _parser_errors(parser: trt.OnnxParser) -> str:
-    """Returns the parser's first error: its operator, place in the model, and description; "" if there is none."""
+    """Returns the parser's first error: its operator, its module, and its description; "" if there is none."""
     if not parser.num_errors:
         return ""
     error = parser.get_error(0)
@@ -163,7 +163,9 @@ def _parser_errors(parser: trt.OnnxParser) -> str:
 
 
 def _check_names(network: trt.INetworkDefinition, inputs: Mapping[str, Any], request: Mapping[str, Any]) -> None:
-    """Raises RefusedError if an input or output is missing, as the library silently drops unused ones."""
+    """Raises RefusedError if the network lacks an input or output that the request names: the library silently drops
+    unused ones.
+    """
     outputs = {network.get_output(i).name for i in range(network.num_outputs)}
     for kind, required, present in (
         ("input", request["inputs"], inputs.keys()),
@@ -175,8 +177,8 @@ def _check_names(network: trt.INetworkDefinition, inputs: Mapping[str, Any], req
 
 
 def _attentions(trt: Any, network: trt.INetworkDefinition) -> list[trt.IAttention]:
-    """Returns the fused attentions. Raises RefusedError if one has lost its mask, as the library drops unsupported
-    ones.
+    """Returns the attentions that are fused. Raises RefusedError if one has lost its mask, as the library drops
+    unsupported masks.
     """
     attentions = []
     for i in range(network.num_layers):
@@ -191,7 +193,7 @@ def _attentions(trt: Any, network: trt.INetworkDefinition) -> list[trt.IAttentio
 
 
 def _lengths(trt: Any, network: trt.INetworkDefinition, inputs: Mapping[str, trt.ITensor]) -> trt.ITensor:
-    """Returns the tokens in each slot after the step, i32 [B]: ``write_index`` plus the tokens of the step."""
+    """Adds the number of tokens in each slot after the step, i32 [B]: ``write_index`` plus the tokens of the step."""
     shape = network.add_shape(inputs["input_ids"]).get_output(0)  # i64 [2]
     tokens = network.add_slice(shape, *[trt.Dims([1])] * 3).get_output(0)  # i64 [1]
     total = network.add_elementwise(inputs["write_index"], tokens, trt.ElementWiseOperation.SUM).get_output(0)
@@ -228,7 +230,7 @@ def _add_profile(
 
 
 def _peak_rss_bytes() -> int:
-    """Returns the process's peak resident memory (VmHWM). getrusage's figure would include the parent's memory before
+    """Returns the process's peak resident memory (VmHWM). getrusage's value would include the parent's memory before
     exec.
     """
     for line in Path("/proc/self/status").read_text().splitlines():

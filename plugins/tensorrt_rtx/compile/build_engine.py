@@ -1,6 +1,7 @@
-"""Builds an engine in a process of its own: its memory is measured apart, and a crash of the library is an error here.
+"""Builds an engine in a process of its own. So its memory is measured separately, and a crash of the library becomes an
+error.
 
-The child (``build_child.py``) knows nothing of models; it gets an ONNX file, sizes and GPUs, and writes a plan.
+The child (``build_child.py``) knows nothing about models; it gets an ONNX file, sizes and GPUs, and writes a plan.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from typing import Any
 from enginewright.runtime.shared.errors import CapacityError, MissingDependencyError, TargetError
 
 Sizes = Mapping[str, tuple[int, int, int]]
-"""Least, best and most of each free dimension of the graph's inputs, by its name there: an optimization profile."""
+"""An optimization profile: the name of each variable dimension of the graph's inputs -> (least, best, most)."""
 
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "SYSTEMROOT")
-"""The variables that are kept: the environment's size moves what lies in memory, as plans show (``build_child``)."""
+"""The environment variables that the child gets. It gets no others, because the environment's size changes addresses,
+on which plans depend (``build_child``).
+"""
 
 CHILD = "enginewright.plugins.tensorrt_rtx.compile.build_child"
 
@@ -35,9 +38,9 @@ class EngineRequest:
     Attributes:
         graph: the ONNX file, with its weights next to it.
         plan: the file to write.
-        compute_capabilities: capabilities of GPUs, such as "8.9"; at least one.
-        profiles: at least one profile.
-        inputs, outputs: names that the network must have, as the library may drop inputs.
+        compute_capabilities: the compute capabilities of GPUs, such as "8.9"; at least one.
+        profiles: the optimization profiles, at least one.
+        inputs, outputs: names that the network must have after parsing, as the library may drop inputs.
         lengths: True if attention gets the used length of each slot (``write_index`` plus the tokens of the step), so
             that it needn't read the rest. The graph still has a mask.
         name: the engine's name in progress and errors.
@@ -61,9 +64,9 @@ class BuiltEngine:
         version: the version of the library.
         bytes: the size of the plan.
         seconds: the time of parsing and building, without starting the process.
-        peak_rss_bytes: the child's largest resident memory.
-        layers: layers of the network as it was parsed.
-        attentions: attentions that were fused, and got lengths if requested.
+        peak_rss_bytes: the child's peak resident memory.
+        layers: the number of layers of the network as it was parsed.
+        attentions: the number of attentions that were fused, and got lengths if requested.
     """
 
     version: str
@@ -77,15 +80,15 @@ class BuiltEngine:
 def build_engine(
     request: EngineRequest, progress: Callable[[int, int, str], None] = lambda done, total, what: None
 ) -> BuiltEngine:
-    """Builds one engine. Ctrl-C ends the child, too, and the plan is not to be used then.
+    """Builds one engine. Ctrl-C also ends the child; the plan must not be used then.
 
     Args:
         request: the inputs of the build.
-        progress: a function called with the library's phase, and how many of its steps are done, of how many.
+        progress: called with the number of steps done, the number of steps, and the library's phase.
 
     Raises:
         MissingDependencyError: tensorrt_rtx is not installed.
-        TargetError: the library refuses the graph or a size, drops an input, or crashes; names the operator.
+        TargetError: the library rejects the graph or a size, drops an input, or crashes; names the operator.
         CapacityError: there is no memory, or no space for the plan.
     """
     folder = request.graph.resolve().parent
@@ -120,7 +123,10 @@ def build_engine(
 
 
 def _listen(child: subprocess.Popen[bytes], message: str, progress: Callable[[int, int, str], None]) -> dict[str, Any]:
-    """Reads the child's lines: each reports a stage of its work, and the last is the result, which is returned."""
+    """Reads the child's lines, which report progress. Returns the last one, which is the result.
+
+    ``message`` is sent to the child first.
+    """
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write(message.encode() + b"\n")
@@ -140,7 +146,9 @@ def _listen(child: subprocess.Popen[bytes], message: str, progress: Callable[[in
 
 
 def _error(request: EngineRequest, answer: Mapping[str, Any], status: int, last: str) -> Exception:
-    """Returns the error for a child that built nothing."""
+    """Returns the error for a child that built no engine, from its answer, its exit status and its last line of
+    stderr.
+    """
     name = request.name
     reason = str(answer.get("error", ""))
     match answer.get("kind"):

@@ -1,7 +1,8 @@
-"""Writes segments for TensorRT-RTX: an engine for each distinct part between two attentions, and our kernels for these.
+"""Writes the segments form for TensorRT-RTX: an engine for each distinct part between two attentions, and our attention
+kernels.
 
-Engines have weights as inputs, so a model of thirty layers has three or four engines. Keys and values are in the paged
-cache, which our own kernels write and read without plugins.
+Engines have weights as inputs, so a model with thirty layers has three or four engines. Keys and values are in the
+paged cache, which our own kernels write and read without plugins.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from .build_engine import EngineRequest, build_engine
 from .segment_graphs import SegmentedModel, SegmentGraph, segment_model
 
 REQUESTS, CHUNK = 16, 512
-"""Most requests of a decode step, and most tokens of any step, by default."""
+"""The default numbers: the most requests of a decode step, and the most tokens of any step."""
 
 _USUAL_PROMPT = 128
-"""Tokens of the steps that engines for prompts are tuned for, if as many go into one."""
+"""The number of tokens for which the engines for prompts are optimized, if a step may have as many."""
 
 _USUAL_BATCH = 4
-"""Requests of the decode steps that engines are tuned for."""
+"""The number of requests for which the engines for decode steps are optimized."""
 
 
 def emit_segments(
@@ -55,13 +56,13 @@ def emit_segments(
     Args:
         program: a program with attention in its paged form.
         writer: the bundle's writer.
-        progress: a function called with the stages "kernels", "emit" and "engines".
-        options: its ``engines`` and ``record`` are used.
-        gpus: compute capabilities, such as "8.9".
+        progress: called with the stages "kernels", "emit" and "engines".
+        options: only ``engines`` and ``record`` are used.
+        gpus: the compute capabilities, such as "8.9".
 
     Raises:
-        UnsupportedModelError: as ``segment_model`` raises it.
-        TargetError: kernels can't be compiled for a GPU or an attention's shape, or TensorRT-RTX refuses a graph.
+        UnsupportedModelError: see ``segment_model``.
+        TargetError: kernels can't be compiled for a GPU or an attention's shape, or TensorRT-RTX rejects a graph.
         MissingDependencyError: tensorrt_rtx or Triton is not installed.
         SourceError, BundleError, CapacityError: a weight can't be read, or a file can't be written.
     """
@@ -89,7 +90,7 @@ def emit_segments(
 def profiles_of(section: EnginesSection) -> tuple[SegmentProfile, ...]:
     """Returns a profile for decode steps, and one for steps with prompts.
 
-    A segment's tokens are packed, so the second also runs every smaller step.
+    As a segment's tokens are packed, the second profile also includes every smaller step.
     """
     requests = section.requests or REQUESTS
     most = max(section.chunk or CHUNK, requests)
@@ -107,7 +108,7 @@ def schedule_of(
     profiles: tuple[SegmentProfile, ...],
     kernels: Iterable[LayerKernels],
 ) -> SegmentSchedule:
-    """Returns the content of segments.json: the order of engines and attentions that the runtime follows."""
+    """Returns the schedule for segments.json: the order of engines and attentions that the runtime follows."""
     return SegmentSchedule(
         dtype=floats,
         cache_groups=tuple(group.stored_as(floats) for group in program.cache_groups),
@@ -137,7 +138,7 @@ def _build(
     progress: Progress,
     options: EmitOptions,
 ) -> tuple[tuple[EngineSection, ...], str]:
-    """Returns the engines, and the version of the library that built them."""
+    """Builds the engines. Returns their sections, and the version of the library that built them."""
     engines, version = [], ""
     with tempfile.TemporaryDirectory(dir=writer.folder) as scratch:
         for done, graph in enumerate(graphs, 1):

@@ -14,16 +14,16 @@ from ...gpu.formats import check_formats
 
 
 class TensorRtRtxEmitter(EnginesEmitter):
-    """Builds engines, on a machine without a GPU, from the ONNX graph of the program."""
+    """Builds engines on a machine without a GPU, from the ONNX graph of the program."""
 
     name = "tensorrt-rtx"
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """Writes the engines, or segments with kernels between them. Implements `Emitter.emit`.
+        """Writes engines of the whole model, or segments with kernels between them. Implements `Emitter.emit`.
 
-        Raises MissingDependencyError if tensorrt_rtx or onnx are missing, too.
+        It also raises MissingDependencyError if tensorrt_rtx or onnx is missing.
         """
         capabilities = options.engines.gpus or DEFAULT
         check_suited(capabilities)

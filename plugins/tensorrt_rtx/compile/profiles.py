@@ -1,6 +1,6 @@
-"""The optimization profiles of an engine, from buckets or from default sizes.
+"""Chooses the optimization profiles of an engine, from buckets or from default sizes.
 
-A profile covers the sizes above the previous bucket up to its own, for which kernels are optimized. Steps may run
+A profile covers the sizes from above the previous bucket up to its own, for which kernels are optimized. Steps may run
 padded to the bucket or unpadded.
 """
 
@@ -13,14 +13,14 @@ from enginewright.runtime.shared.errors import RecipeError, plural
 from ...engines.section import ProfileSection
 
 REQUESTS, PROMPTS, CHUNK = 16, 4, 512
-"""Most requests of a decode step, most prompts of a step and most tokens of each, by default."""
+"""The default numbers: the most requests of a decode step, the most prompts of a step, and the most tokens of each."""
 
 _BEST_REQUESTS, _BEST_CHUNK = 4, 128
-"""The sizes within a profile that kernels are chosen for."""
+"""The sizes within a profile for which kernels are optimized."""
 
 
 def profiles_of(engines: EnginesSection, context_length: int, buckets: BucketPlan | None) -> tuple[ProfileSection, ...]:
-    """Returns the profiles of decode steps by rising size, then those of prompts.
+    """Returns the profiles of decode steps in ascending order of their sizes, then those of prompts.
 
     Raises RecipeError naming a bucket, or a size of [engines], that the slots or the profiles can't hold.
     """
@@ -57,7 +57,7 @@ def _check(what: str, unit: str, size: int, holder: str, most: int) -> None:
 
 
 def describe(profile: ProfileSection) -> str:
-    """Describes a profile as in "1 to 16 requests of 1 token" or "1 to 4 prompts of 1 to 512 tokens"."""
+    """Returns a profile as text, such as "1 to 16 requests of 1 token" or "1 to 4 prompts of 1 to 512 tokens"."""
     who = "requests" if profile.phase == "decode" else "prompts"
     return f"{_span(profile.B)} {who} of {_span(profile.S)} {plural('token', profile.S[2])}"
 

@@ -1,4 +1,6 @@
-"""Assigns buffers to the steps of a schedule: values of one type and shape share as few as possible."""
+"""Assigns buffers to the values of a schedule, so that values of one type and shape share as few buffers as
+possible.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,14 @@ _IN_TURNS = ("q", "k", "v", "out")
 def share_buffers(
     steps: Sequence[Step], values: Mapping[str, SegmentTensor], kept: str
 ) -> tuple[tuple[Step, ...], dict[str, SegmentTensor]]:
-    """Returns the steps with values replaced by buffers, and those buffers.
+    """Returns the steps with values replaced by buffers, and these buffers.
 
-    A step's results never share a buffer with its inputs, so no engine works in place. Unused results also get a
-    buffer.
+    A step's results never share a buffer with its inputs, so no engine works in place. Unused results get a buffer too.
 
     Args:
         steps: the steps in order; each value is written once, before any step reads it.
         values: the values to replace; other names stay.
-        kept: a value with a buffer of its own, of the same name.
+        kept: a value that gets a buffer of its own, of the same name.
     """
     last: dict[str, int] = {}
     for i, step in enumerate(steps):

@@ -1,6 +1,6 @@
-"""The segments of a program as ONNX graphs, one for all equal segments, and the steps that run them.
+"""Converts the segments of a program to ONNX graphs, one for all equal segments, and to the steps that run them.
 
-Names in a graph describe a value's role, not its place in the model, and weights are inputs: so equal segments have
+Names in a graph describe a value's role, not its position in the model, and weights are inputs. So equal segments give
 equal bytes. Tokens are packed, [T, ...]; integer inputs have 32 bits.
 """
 
@@ -47,7 +47,9 @@ _DTYPES: Mapping[int, TensorDtype] = {kind: dtype for dtype, kind in _ELEMENTS.i
 
 @dataclass(frozen=True)
 class SegmentGraph:
-    """A graph, serialized, and its inputs and outputs as ``plugins.engines.segments.Segment`` has them."""
+    """A serialized graph of segments, with its inputs, weights and outputs as in
+    ``plugins.engines.segments.Segment``.
+    """
 
     name: str
     model: bytes
@@ -58,9 +60,13 @@ class SegmentGraph:
 
 @dataclass(frozen=True)
 class SegmentedModel:
-    """Distinct graphs in the order in which steps first run them, the steps, and the buffers that these name.
+    """A model as segments.
 
-    ``summed_products``: over all products with weights, how many terms a result of each is the sum of.
+    Attributes:
+        graphs: the distinct graphs, in the order in which steps first run them.
+        steps: the steps.
+        buffers: the buffers that steps name.
+        summed_products: the number of terms in an element of a product with a weight, summed over all these products.
     """
 
     graphs: tuple[SegmentGraph, ...]
@@ -73,7 +79,8 @@ class SegmentBuilder(GraphBuilder):
     """Builds the graph of one segment, in which weights are inputs.
 
     Attributes:
-        given: the graph's name of each weight -> its name in the bundle, in the order in which they are read.
+        given: the name of each weight in the graph -> its name in the bundle, in the order in which they are first
+            read.
     """
 
     def __init__(self, program: Program, weights: ExternalWeights, floats: FloatType) -> None:
@@ -82,7 +89,9 @@ class SegmentBuilder(GraphBuilder):
         self._given_as: dict[str, str] = {}
 
     def take(self, tensor: TensorProto) -> str:
-        """Makes a weight an input of the graph; the bundle stores it once for all segments."""
+        """Makes a weight an input of the graph, and returns the input's name. The bundle stores the weight once for all
+        segments.
+        """
         label = str(tensor.name)
         if label not in self._given_as:
             name = f"weight_{len(self.given)}"
@@ -91,11 +100,11 @@ class SegmentBuilder(GraphBuilder):
         return self._given_as[label]
 
     def tokens(self) -> str:
-        """Returns T as i64 [1], from any input with that size."""
+        """Returns a tensor i64 [1] with T, taken from any input with that size."""
         return self.once("N", lambda: self._leading("T"))
 
     def sampled(self) -> str:
-        """Returns R as i64 [1]."""
+        """Returns a tensor i64 [1] with R, taken from any input with that size."""
         return self.once("R", lambda: self._leading("R"))
 
     def _leading(self, letter: str) -> str:
@@ -122,15 +131,15 @@ class SegmentBuilder(GraphBuilder):
 
 
 def segment_model(program: Program, weights: ExternalWeights, floats: FloatType) -> SegmentedModel:
-    """Cuts a program into segments, makes their graphs and writes their weights.
+    """Cuts a program into segments, converts them to graphs and writes their weights.
 
     Args:
         program: a program with attention in its paged form.
-        weights: the bundle's weights.
+        weights: the writer of the bundle's weights.
         floats: the type of the graphs' floats, and of attention's inputs and outputs.
 
     Raises:
-        UnsupportedModelError: standard operators don't express a call, or ``cut`` refuses it; names the module.
+        UnsupportedModelError: standard operators can't express a call, or ``cut`` rejects it; names the module.
         SourceError, BundleError, CapacityError: a weight can't be read or written.
     """
     graphs: dict[bytes, SegmentGraph] = {}
@@ -171,7 +180,9 @@ def _step_input(name: str) -> SegmentTensor:
 
 
 def _add_inputs(b: SegmentBuilder, piece: SegmentCut, tensors: Mapping[Node, SegmentTensor]) -> dict[str, Node]:
-    """Declares a segment's inputs: step inputs by their names, attention results, and numbered other values."""
+    """Declares a segment's inputs and returns their nodes by name: step inputs, attention results, and numbered other
+    values.
+    """
     attended = [node for node in piece.inputs if node.target is ew.paged_attention.default]
     numbers = count()
     nodes: dict[str, Node] = {}
@@ -189,7 +200,9 @@ def _add_inputs(b: SegmentBuilder, piece: SegmentCut, tensors: Mapping[Node, Seg
 
 
 def _add_outputs(b: SegmentBuilder, piece: SegmentCut) -> dict[str, Node]:
-    """Declares a segment's outputs: queries, keys and values, logits, and numbered other values."""
+    """Declares a segment's outputs and returns their nodes by name: queries, keys and values, logits, and numbered
+    other values.
+    """
     roles: dict[Node, str] = {b.program.logits: LOGITS}
     for i, attention in enumerate(piece.attentions):
         for letter in "vkq":  # one value may be several of them
@@ -209,7 +222,10 @@ def _add_outputs(b: SegmentBuilder, piece: SegmentCut) -> dict[str, Node]:
 
 
 def _graph(b: SegmentBuilder, name: str) -> SegmentGraph:
-    """Returns a builder's nodes as a graph, without unread ones. Its bytes don't depend on ``name``."""
+    """Returns a builder's nodes as a graph, without the inputs that no node reads.
+
+    ``name`` is the graph's name in the schedule; it isn't part of the bytes, so that equal segments have equal bytes.
+    """
     model = model_of(b, "segment", list(b.inputs))
     read = {input_name for node in model.graph.node for input_name in node.input}
     inputs_read = [value for value in model.graph.input if value.name in read]

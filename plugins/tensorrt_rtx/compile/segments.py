@@ -1,9 +1,9 @@
 """Cuts a program at its attentions: the part between two of them is a segment.
 
-Each call runs in the latest segment before all its readers: a feed-forward layer parallel to an attention runs after
-it, and calls for the rows of logits run at the end. So equal layers have equal segments. Values that depend only on
-positions (the tables of rotations) are computed once, in the first segment; values that depend only on weights in each
-segment that reads them.
+Each call runs in the latest segment before all its readers. So a feed-forward layer parallel to an attention runs after
+it, and calls for the rows of logits run at the end, and equal layers have equal segments. Values that depend only on
+positions, such as the tables of rotations, are computed once, in the first segment. Values that depend only on weights
+are computed in each segment that reads them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _HINT = "The cpu target may take this model, and so may the whole-model form of 
 
 @dataclass(frozen=True)
 class AttentionCut:
-    """An attention, and the write to its cache before it; segments know neither.
+    """An attention and the write to its cache, which are outside of segments.
 
-    ``q`` [T, Nq, D], ``k`` [T, Nkv, D] and ``v`` [T, Nkv, Dv] are results of segments, ``node`` is the attention's own
-    [T, Nq, Dv]. ``sinks`` and ``slopes`` [Nq] are weights.
+    ``q`` [T, Nq, D], ``k`` [T, Nkv, D] and ``v`` [T, Nkv, Dv] are results of segments. ``node`` is the attention, whose
+    result is [T, Nq, Dv]. ``sinks`` and ``slopes`` [Nq] are weights, or None.
     """
 
     node: Node
@@ -52,9 +52,10 @@ class SegmentCut:
     """The calls of one segment.
 
     Attributes:
-        nodes: the nodes in the program's order.
-        inputs: step inputs, results of attentions and of earlier segments, in the order in which ``nodes`` read them.
-        outputs: the values read by attentions, by later segments or as logits; in the order of nodes.
+        nodes: the calls in the program's order.
+        inputs: step inputs, and results of attentions and of earlier segments, in the order in which ``nodes`` read
+            them.
+        outputs: the values that attentions or later segments read, or that are logits; in the order of ``nodes``.
         attentions: the attentions directly after it; the last segment has none.
     """
 
@@ -94,8 +95,8 @@ def cut(program: Program) -> tuple[SegmentCut, ...]:
 
 
 def _attention(node: Node) -> AttentionCut:
-    """Returns an attention and its write. Raises UnsupportedModelError if its caches aren't those of one write, or its
-    sinks or slopes are computed.
+    """Returns an attention with its write. Raises UnsupportedModelError if its caches aren't those of one write, or if
+    its sinks or slopes are computed.
     """
     a = bound_arguments(node)
     write = a["k_cache"].args[0]
@@ -123,9 +124,7 @@ def _attention(node: Node) -> AttentionCut:
 
 
 def _behind(program: Program, attentions: Sequence[AttentionCut]) -> dict[Node, int]:
-    """Returns, for each attention, its write and the caches between them, the index of the segment that they
-    follow.
-    """
+    """Returns the index of the segment before each attention; also for its write, and for the caches between them."""
     attention_nodes = {a.node for a in attentions}
     early: dict[Node, int] = {}
     for node in program.graph.nodes:
@@ -139,7 +138,7 @@ def _behind(program: Program, attentions: Sequence[AttentionCut]) -> dict[Node, 
 
 
 def _constants(program: Program) -> dict[Node, None]:
-    """Calls that read weights alone, or nothing, in the program's order."""
+    """Returns the calls that depend only on weights, or on nothing, in the program's order."""
     constants: dict[Node, None] = {}
     for node in program.graph.nodes:
         sources = [n for n in node.all_input_nodes if has_tensors(n)]
@@ -153,7 +152,7 @@ def _constants(program: Program) -> dict[Node, None]:
 
 
 def _needed(nodes: Sequence[Node], constants: Mapping[Node, None]) -> list[Node]:
-    """Returns the constants that calls read, directly or through other constants, in the program's order."""
+    """Returns the constants that ``nodes`` depend on, directly or through other constants, in the program's order."""
     needed: set[Node] = set()
     reading = list(nodes)
     while reading:
@@ -164,7 +163,10 @@ def _needed(nodes: Sequence[Node], constants: Mapping[Node, None]) -> list[Node]
 
 
 def _places(program: Program, behind: Mapping[Node, int], constants: Mapping[Node, None]) -> dict[Node, int]:
-    """Returns the segment of each call, in the program's order, except for attentions and constants."""
+    """Returns the index of the segment of each call, in the program's order, except for attentions and constants.
+
+    ``behind`` is the result of ``_behind``.
+    """
     last = max((place + 1 for place in behind.values()), default=0)
     calls = [n for n in program.graph.nodes if n.op == "call_function" and n not in behind and has_tensors(n)]
     calls = [n for n in calls if n not in constants]
@@ -182,7 +184,7 @@ def _places(program: Program, behind: Mapping[Node, int], constants: Mapping[Nod
 
 
 def _position_tables(calls: Sequence[Node], constants: Mapping[Node, None]) -> set[Node]:
-    """Returns the calls that depend on weights and positions alone, such as the rotation's table."""
+    """Returns the calls that depend only on weights and positions, such as the table of a rotation."""
     tables: set[Node] = set()
     for node in calls:
         sources = [n for n in node.all_input_nodes if n.op != "get_attr" and n not in constants and has_tensors(n)]
@@ -192,7 +194,7 @@ def _position_tables(calls: Sequence[Node], constants: Mapping[Node, None]) -> s
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yields the readers of a tensor itself, rather than of its size."""
+    """Yields the readers of a tensor's values, but not those that only read its size."""
     return (user for user in node.users if user.op == "output" or has_tensors(user))
 
 

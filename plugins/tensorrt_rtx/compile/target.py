@@ -1,4 +1,4 @@
-"""The compiler's half of the tensorrt-rtx target."""
+"""The compiling half of the tensorrt-rtx target."""
 
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 

@@ -1,4 +1,4 @@
-"""An engine of the whole model: its ONNX graph with slots of one size, in one plan with profiles for each phase."""
+"""Builds an engine of the whole model, from its ONNX graph with slots of one size, with profiles for each phase."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PLAN_FILE = "model.plan"
 def emit_whole(
     program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions, capabilities: tuple[str, ...]
 ) -> TargetManifest:
-    """Writes targets/tensorrt-rtx/model.plan.
+    """Builds the engine targets/tensorrt-rtx/model.plan, and returns the target's manifest.
 
     The graph and its weights are next to the bundle's other files while the engine is built, and are then removed.
 
     Raises:
         RecipeError: the sizes conflict.
-        UnsupportedModelError: standard operators don't express the program, or f16 can't represent a weight.
+        UnsupportedModelError: standard operators can't express the program, or f16 can't represent a weight.
         TargetError, MissingDependencyError, CapacityError: see ``build_engine``.
     """
     profiles = profiles_of(options.engines, options.context_length, options.buckets)
@@ -75,8 +75,8 @@ def emit_whole(
 
 
 def _check_disk(program: Program, output: Path) -> None:
-    """Raises CapacityError if the disk can't hold the graph's and the engine's weights together, at most 16
-    bits each.
+    """Raises CapacityError if the disk can't hold the weights twice, for the graph and for the engine, with 16 bits or
+    less each.
     """
     needed = 4 * sum(math.prod(program.weights[name].shape) for name in program.weights)
     free = shutil.disk_usage(output.parent).free

@@ -1,4 +1,4 @@
-"""Checks whether a machine can run the tensorrt-rtx target."""
+"""Checks if a machine can run the tensorrt-rtx target."""
 
 from __future__ import annotations
 

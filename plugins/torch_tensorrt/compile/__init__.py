@@ -1,1 +1,1 @@
-"""The torch-tensorrt target: the program compiled by Torch-TensorRT, for a PyTorch with CUDA to run."""
+"""The torch-tensorrt target: a program that Torch-TensorRT compiles, to be run by PyTorch with CUDA."""

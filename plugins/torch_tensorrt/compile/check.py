@@ -1,4 +1,4 @@
-"""Runs the step of the torch-tensorrt target in PyTorch, as a check of it: no other code of Enginewright runs it."""
+"""Runs the step of the torch-tensorrt target in PyTorch, only to check it: nothing else in Enginewright runs it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .emitter import STEP_FILE, read_inputs
 
 
 class Opened:
-    """Requests of a check on the target's step, which takes two requests or more.
+    """Runs requests on the target's step for a check. Implements ``plugins.doctor.engine.Runs``.
 
-    It implements ``plugins.doctor.engine.Runs``.
+    A step always has two requests or more.
 
     Args:
         bundle: a bundle with the target and the cpu target, whose caches have the same groups.
@@ -60,7 +60,7 @@ class Opened:
         return {"library": f"torch_tensorrt {torch_tensorrt.__version__}"}
 
     def _width(self, block_size: int) -> int:
-        """Returns the blocks of a request's table: two at least, as for every size of the step."""
+        """Returns the number of blocks in a request's table; at least two, as every size of the step must be."""
         return max(2, -(-self._context // block_size))
 
     def _empty(self, requests: int) -> list[torch.Tensor]:
@@ -74,7 +74,10 @@ class Opened:
     def _step(
         self, chunks: Sequence[Sequence[int]], done: Sequence[int], caches: Sequence[torch.Tensor]
     ) -> tuple[FloatArray, list[torch.Tensor]]:
-        """Returns the logits of all tokens of ``chunks``, [T, V], and the written caches."""
+        """Runs a step. Returns the logits of all tokens of ``chunks``, [T, V], and the written caches.
+
+        ``chunks`` has the new tokens of each request, ``done`` the number of tokens that its cache has.
+        """
         widths = {group.name: self._width(group.block_size) for group in self._groups}
         count = sum(map(len, chunks))
         step = StepInput.packed(

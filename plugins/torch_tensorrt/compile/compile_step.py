@@ -1,7 +1,7 @@
-"""Torch-TensorRT on an exported step.
+"""Compiles an exported step with Torch-TensorRT.
 
-Nobody has run this with Torch-TensorRT, which needs PyTorch with CUDA and a GPU. It was written against version 2.14,
-whose signatures are in typings/torch_tensorrt; a test runs it with something in memory in the place of the library.
+This hasn't run with Torch-TensorRT yet, which needs PyTorch with CUDA and a GPU. It is written for version 2.14, whose
+signatures are in typings/torch_tensorrt. A test runs it with a fake of the library.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from .exported_step import LEAST, MOST, ExportedStep, exported_step, step_exampl
 DEVICE = "cuda"
 
 _USUAL = 64
-"""The usual value of each size: what engines are chosen for."""
+"""The value of each size for which engines are optimized."""
 
 _LENGTHS = (3, 7, 11)
-"""Tokens of the requests that are compared."""
+"""The tokens of the requests with which results are compared."""
 
 _RELATIVE = 1e-3
-"""The allowed share of the largest logit. Engines sum 32-bit floats in an order of their own, TF32 being off."""
+"""The largest allowed difference, as a share of the largest logit. Engines add 32-bit floats in an order of their own,
+without TF32.
+"""
 
 
 def compile_step(program: Program, path: Path) -> ExportedStep:
     """Compiles a program, writes it as an ExportedProgram, and compares the file's results with the program's.
 
-    The comparison has another number of tokens than the example, so that it detects a file of one fixed size.
-
-    Returns the exported step. Raises VerificationError if the results differ.
+    The comparison has another number of tokens than the example, so that it detects a file of one fixed size. Returns
+    the exported step. Raises VerificationError if the results differ.
     """
     step = exported_step(program)
     inputs = [
@@ -64,7 +65,9 @@ def compile_step(program: Program, path: Path) -> ExportedStep:
 
 
 def _dynamic_shapes(compiled: torch.nn.Module, step: ExportedStep) -> dict[str, Any]:
-    """Returns the dynamic sizes of each argument, by its name; those of several under one name (*inputs) as a tuple."""
+    """Returns the dynamic sizes of each argument of a compiled module, by its name; a tuple for an argument such as
+    *inputs.
+    """
     arguments = signature(compiled.forward).parameters
     if any(argument.kind is Parameter.VAR_POSITIONAL for argument in arguments.values()):
         return dict.fromkeys(arguments, step.dynamic)

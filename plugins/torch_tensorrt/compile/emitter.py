@@ -19,25 +19,25 @@ from ...emit.bundle_writer import BundleWriter
 
 NAME = "torch-tensorrt"
 STEP_FILE = "step.pt2"
-"""The name in the target's folder."""
+"""The file in the target's folder with the compiled step."""
 
 _INPUTS_FILE = "inputs.json"
-"""The file beside it with the names of its inputs and results, in order."""
+"""The file next to it with the names of its inputs and results, in order."""
 
 
 class TorchTensorRtEmitter:
-    """Has Torch-TensorRT compile the program, on the GPU that it will run on."""
+    """Compiles the program by Torch-TensorRT, on the GPU on which it will run."""
 
     name = NAME
 
     def passes(self) -> list[Pass]:
-        """Returns no passes: TensorRT fuses by itself."""
+        """Returns no passes: TensorRT fuses ops itself."""
         return []
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """Compiles the step and writes it. Engines depend on the machine: equal programs may give other bytes.
+        """Compiles the step and writes it. Engines depend on the machine, so equal programs may give different bytes.
 
         Raises VerificationError if the compiled step differs from the program, and the errors of ``check_machine``.
         """
@@ -57,7 +57,7 @@ class TorchTensorRtEmitter:
 
 
 def read_inputs(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the step's inputs, in order. Raises BundleError if a target's folder doesn't have them."""
+    """Returns the names of the step's inputs, in order, from a target's folder. Raises BundleError if it has none."""
     path = folder / _INPUTS_FILE
     try:
         return tuple(map(str, json.loads(read_regular(path, most=MOST_JSON_BYTES))["inputs"]))
@@ -66,5 +66,7 @@ def read_inputs(folder: Path) -> tuple[str, ...]:
 
 
 def check_machine() -> None:
-    """Raises MissingDependencyError or TargetError that says all that this machine lacks to compile for the target."""
+    """Raises MissingDependencyError or TargetError with everything that this machine lacks to compile for the
+    target.
+    """
     require(look_at_machine(), NAME, "compiled")

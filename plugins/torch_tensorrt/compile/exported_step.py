@@ -1,4 +1,4 @@
-"""A program as torch's ExportedProgram: the form that Torch-TensorRT compiles."""
+"""Exports a program as torch's ExportedProgram, the form that Torch-TensorRT compiles."""
 
 from __future__ import annotations
 
@@ -30,20 +30,29 @@ KEPT = (
     "quantized_paged_attention",
     "route_experts",
 )
-"""Ops that PyTorch runs, by their references, which look at numbers that a graph doesn't have, or write in place."""
+"""The ``ew`` ops that PyTorch runs by their references. These read numbers that a graph doesn't have, or write in
+place.
+"""
 
 LEAST, MOST = 2, 4096
-"""The bounds of each of the program's sizes. torch takes a size of 1 for a constant, and TensorRT wants a bound."""
+"""The bounds of each of the program's sizes. torch takes a size of 1 for a constant, and TensorRT needs an upper
+bound.
+"""
 
 _EXAMPLE = (5, 40)
-"""Tokens of the requests that the program is traced with: two sizes that nothing else has."""
+"""The tokens of the requests with which the program is traced: two numbers that no other size has."""
 
 
 @dataclass(frozen=True)
 class ExportedStep:
-    """A step of the program that computes logits and written caches (``results``) from ``inputs``, in order.
+    """A program as an ExportedProgram that computes logits and written caches.
 
-    ``sizes``: the variable dimensions of each input, by axis; ``dynamic``: the same for torch.export.
+    Attributes:
+        exported: the ExportedProgram.
+        inputs, results: the names of its inputs and results, in order.
+        sizes: for each input, the variable dimensions: axis -> size.
+        dynamic: the same for torch.export.
+        example: the inputs with which it was traced.
     """
 
     exported: ExportedProgram
@@ -54,13 +63,13 @@ class ExportedStep:
     example: tuple[torch.Tensor, ...]
 
     def kept(self) -> tuple[Any, ...]:
-        """Returns our ops that remain in the graph."""
+        """The ``ew`` ops that remain in the graph."""
         nodes = self.exported.graph.nodes
         targets = {node.target for node in nodes if getattr(node.target, "namespace", None) == NAMESPACE}
         return tuple(sorted(targets, key=str))
 
     def shapes(self, size: int) -> list[tuple[int, ...]]:
-        """Returns each input's shape if all variable dimensions have the given size."""
+        """Returns each input's shape if all variable sizes are ``size``."""
         return [
             tuple(_at(varying[i], size) if i in varying else n for i, n in enumerate(example.shape))
             for example, varying in zip(self.example, self.sizes, strict=True)
@@ -68,9 +77,9 @@ class ExportedStep:
 
 
 def exported_step(program: Program) -> ExportedStep:
-    """Exports a program with dynamic sizes; our ops, except ``KEPT``, are replaced by their references in ATen ops.
+    """Exports a program with dynamic sizes. ``ew`` ops, except ``KEPT``, are replaced by their references in ATen ops.
 
-    All weights are evaluated, and in memory in the program's format.
+    All weights are evaluated, and are in memory in the program's format.
     """
     module = _Step(program)
     example = step_example(program, _EXAMPLE)
@@ -85,7 +94,7 @@ def exported_step(program: Program) -> ExportedStep:
 
 
 def step_example(program: Program, lengths: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Returns inputs for a step of new requests of these lengths, always the same ones, with caches of their own."""
+    """Returns the inputs of a step of new requests of these lengths, always the same, with caches of their own."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(program.shape(program.logits)[-1])
     ids = [torch.randint(vocabulary, (n,), generator=generator) for n in lengths]
@@ -94,7 +103,7 @@ def step_example(program: Program, lengths: Sequence[int]) -> tuple[torch.Tensor
 
 
 class _Step(nn.Module):
-    """A module that runs a program's graph. ``written``: the caches that it returns, in the order of the inputs."""
+    """A module that runs a program's graph. ``written`` has the caches that it returns, in the order of the inputs."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -125,7 +134,7 @@ class _Step(nn.Module):
 
 
 def _caches(write: Node) -> list[Node]:
-    """Returns the caches that a write takes, in place of which it returns new ones: its first arguments."""
+    """Returns the caches that a write replaces: the first arguments of its call."""
     return [a for a in write.args[: len(write.meta["val"])] if isinstance(a, Node)]
 
 
@@ -138,7 +147,7 @@ def _at(expr: sympy.Expr, size: int) -> int:
 
 
 def _dim(size: sympy.Expr, named: dict[str, Any]) -> Any:
-    """Returns a size such as T or B + 1 in torch.export's dimensions."""
+    """Returns a size such as T or B + 1 as a dimension of torch.export. ``named`` has the dimensions by symbol."""
     (symbol,) = size.free_symbols
     more = int(size - symbol)
     return named[str(symbol)] + more if more else named[str(symbol)]

@@ -1,4 +1,4 @@
-"""The compiler's half of the torch-tensorrt target."""
+"""The compiling half of the torch-tensorrt target."""
 
 from ...emit.target import Target
 from .emitter import TorchTensorRtEmitter, check_machine

@@ -1,4 +1,4 @@
-"""Checks whether a machine can run the torch-tensorrt target."""
+"""Checks if a machine can run the torch-tensorrt target."""
 
 from __future__ import annotations
 

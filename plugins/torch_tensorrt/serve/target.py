@@ -1,4 +1,4 @@
-"""The torch-tensorrt target isn't served here: other programs run its file."""
+"""The serving half of the torch-tensorrt target, which can't be served: only other programs run its file."""
 
 from __future__ import annotations
 

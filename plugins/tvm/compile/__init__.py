@@ -1,1 +1,1 @@
-"""The tvm target: an export writes each step of a lowered program as loops in TVM, and compiles them."""
+"""The compiler of the tvm target: it writes each step of a lowered program as loops in TVM, and compiles them."""

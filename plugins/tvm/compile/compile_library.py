@@ -1,4 +1,4 @@
-"""Compiles a step's function and kernels ahead of time to a shared library; the same program has the same bytes."""
+"""Compiles a step's function and kernels ahead of time to a shared library. The same program gives the same bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from enginewright.runtime.shared.errors import MissingDependencyError, TargetErr
 
 _LOOPS = "enginewright"
 HOST = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"}
-"""The system that libraries run on."""
+"""TVM's description of the system on which libraries run."""
 
 
 def compile_library(module: tvm.IRModule, level: Level) -> bytes:
-    """Returns the library's bytes. Raises MissingDependencyError without a linker, TargetError with the linker's
-    error.
+    """Returns the bytes of the module's library. Raises MissingDependencyError without a linker, TargetError with the
+    linker's error.
     """
     options = {"mcpu": level.cpu, "mattr": list(level.features), "opt-level": 3}
     return linked(build(module, tvm.target.Target(HOST | options)))
@@ -31,7 +31,9 @@ def build(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable
 
 
 def _pipeline() -> tvm.transform.Pass:
-    """Returns TVM's passes: calls become instructions of its virtual machine; nothing is left to fuse or to plan."""
+    """Returns TVM's passes for the step's function, which turn calls into instructions of its virtual machine. They
+    neither fuse nor plan memory.
+    """
     return tvm.transform.Sequential(
         [
             relax.transform.RemovePurityChecking(),
@@ -44,9 +46,7 @@ def _pipeline() -> tvm.transform.Pass:
 
 
 def _loops() -> tuple[tvm.transform.Pass, tvm.transform.Pass, tvm.transform.Pass]:
-    """Returns TVM's passes for kernels. The kernels are already scheduled, so only arguments and threads are
-    lowered.
-    """
+    """Returns TVM's passes for kernels, which only lower arguments and threads: kernels are already scheduled."""
     lower = tirx.transform
     passes = tvm.transform.Sequential(
         [
@@ -65,7 +65,7 @@ tirx.register_tir_pipeline(_LOOPS, _loops)
 
 
 def linker() -> str:
-    """Returns the path of the C compiler that links. Raises MissingDependencyError if there is none."""
+    """Returns the path of the C compiler that links libraries. Raises MissingDependencyError if there is none."""
     compiler: str | None = cc.get_cc()
     if compiler is None:
         raise MissingDependencyError(
@@ -76,7 +76,9 @@ def linker() -> str:
 
 
 def linked(executable: relax.VMExecutable) -> bytes:
-    """Links a library. Raises the errors of ``compile_library``."""
+    """Links an executable of TVM's virtual machine, and returns the library's bytes. Raises the errors of
+    ``compile_library``.
+    """
     compiler = linker()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.so"

@@ -1,4 +1,4 @@
-"""Compiles kernels for NVIDIA's GPUs to files without a GPU: TVM's CUDA source, and a cubin if nvcc is installed."""
+"""Compiles kernels for NVIDIA GPUs to files, without a GPU: TVM's CUDA source, and a cubin if nvcc is installed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .step_function import step_module
 
 GPU = Level("cuda", "", (), 1, 1, lanes=1, grid=True)
 _FUNCTIONS = {"llvm.nearbyint": "rintf", "llvm.floor": "floorf"}
-"""The functions of LLVM, which kernels on a CPU call -> those of CUDA."""
+"""LLVM's functions that kernels call on a CPU -> CUDA's functions for them."""
 
 
 def cuda_files(program: LoweredProgram, capability: str) -> Iterator[tuple[str, bytes]]:
-    """Yields names and contents: the source; its cubin if nvcc is installed; the library with ``step``, which launches
-    both.
+    """Yields (file name, contents): the source, its cubin if nvcc is installed, and the library with ``step``, which
+    launches the kernels.
 
     Raises UnsupportedModelError naming the first step without a kernel, TargetError with nvcc's error.
     """
@@ -47,7 +47,7 @@ def cuda_files(program: LoweredProgram, capability: str) -> Iterator[tuple[str, 
 
 @functools.cache
 def _teach_functions() -> None:
-    """Registers the functions that TVM's generator of CUDA code lacks. TVM takes each only once."""
+    """Registers functions that TVM's generator of CUDA code lacks. It runs once, as TVM accepts each only once."""
     register_intrin_lowering("tirx.fma", target="cuda", f=lambda call: _call("fmaf", *call.args))
     register_intrin_lowering("tirx.call_llvm_pure_intrin", target="cuda", f=_of_llvm)
 

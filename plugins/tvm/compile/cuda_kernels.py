@@ -1,7 +1,7 @@
 """Kernels for a GPU, with a thread for each row or each result.
 
 Most are the CPU kernels' loops with one lane. Kernels whose CPU loops are blocked for registers and caches are written
-here separately. They have never run on a GPU: tests run the same loops on a CPU, and compile them for GPUs.
+here separately. They haven't run on a GPU yet: tests run the same loops on a CPU, and compile them for GPUs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .ops_linear import Product
 
 
 def _linear(k: Kernel) -> None:
-    """Writes a product with a thread for each result. Neighbouring threads have neighbouring columns of a panel, so
-    that a warp reads whole lines.
+    """Writes a product with a thread for each result. Neighbouring threads compute neighbouring columns of a panel, so
+    that a warp reads whole cache lines.
     """
     x, weight, *rest = k.inputs
     k.check_layout(k.use(1), "panel32")
@@ -39,7 +39,7 @@ def _linear(k: Kernel) -> None:
 
 
 def _paged_attention(k: Kernel) -> None:
-    """Writes attention with a thread for each head of a token, which takes one key after another with a running
+    """Writes attention with a thread for each head of a token. It processes one key after the other, with a running
     maximum and sum.
     """
     a, (keys, values, group), attrs = Attention.from_kernel(k), k.cache(), k.step.attrs
@@ -94,4 +94,4 @@ HANDLERS: Mapping[str, Handler] = {
     "linear": _linear,
     "paged_attention": _paged_attention,
 }
-"""The writers of kernels, by the ops of lowered programs that have one."""
+"""Ops of lowered programs -> the functions that write their GPU kernels."""

@@ -1,4 +1,6 @@
-"""The tvm target: a lowered program of the cpu target's form, its weights, and libraries that TVM compiles for it."""
+"""The emitter of the tvm target: a lowered program of the cpu target's form, its weights, and libraries that TVM
+compiles.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from ..serve.library import INSTALL, tvm_version
 
 
 class TvmEmitter:
-    """Writes targets/tvm/program.json, the weights that it reads, and a library for each level of processors."""
+    """Writes targets/tvm/program.json, the weights that it reads, and a library for each level of x86-64."""
 
     name = "tvm"
 
@@ -41,7 +43,7 @@ class TvmEmitter:
     ) -> TargetManifest:
         """Writes the lowered program, its weights and libraries. Implements `Emitter.emit`.
 
-        Raises MissingDependencyError if TVM or a linker is missing, too.
+        It also raises MissingDependencyError if TVM or a linker is missing.
         """
         version = tvm_version()
         if version is None or importlib.util.find_spec("tvm") is None:
@@ -77,7 +79,7 @@ class TvmEmitter:
 
 
 def lower_for_tvm(program: Program) -> Lowering:
-    """Lowers a program for the tvm target: plans memory and gives the weights names of their own.
+    """Lowers a program for the tvm target, plans its memory, and gives its weights names of their own.
 
     Raises the errors of ``lower_program``.
     """

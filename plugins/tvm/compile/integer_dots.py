@@ -1,6 +1,7 @@
-"""Sums of four products of bytes at a time: with VNNI by one instruction, else by two of 16 bits, which are exact too.
+"""Sums of four products of bytes at a time: with VNNI by one instruction, otherwise by two of 16 bits, which are exact
+too.
 
-Weights are bytes without sign, values have one. A vector's lanes are 32-bit words of four bytes each.
+Weights are unsigned bytes, values signed ones. The lanes of a vector are 32-bit words of four bytes each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _LOW_BYTES = 0x00FF00FF
 
 
 class Dots:
-    """The products of bytes in the instructions of a level of x86-64."""
+    """Writes sums of products of bytes in the instructions of a level of x86-64."""
 
     def __init__(self, level: Level) -> None:
         self._vnni = level.vnni
@@ -27,14 +28,16 @@ class Dots:
         return vector(T.int32(value), self.lanes)
 
     def weights(self, words: Expr) -> tuple[Expr, ...]:
-        """Returns words of weights in the form that ``dot`` takes."""
+        """Returns words of four weights in the form that ``dot`` needs."""
         if self._vnni:
             return (T.Bind(words),)
         low = T.Bind(T.bitwise_and(words, self._int(_LOW_BYTES)))
         return low, T.Bind(T.bitwise_and(words >> self._int(8), self._int(_LOW_BYTES)))
 
     def values(self, words: Expr) -> tuple[Expr, ...]:
-        """Splits words of four bytes into signed 16-bit values: bytes 0 and 2, then 1 and 3."""
+        """Returns words of four values in the form that ``dot`` needs: without VNNI as 16-bit values, bytes 0 and 2,
+        then 1 and 3.
+        """
         if self._vnni:
             return (words,)
         halves = T.Bind(T.reinterpret(f"int16x{2 * self.lanes}", words))
@@ -42,11 +45,11 @@ class Dots:
         return T.Bind((halves << eight) >> eight), T.Bind(halves >> eight)
 
     def nibbles(self, words: Expr, half: int) -> Expr:
-        """Returns the low halves of bytes (``half`` 0) or the high halves (1)."""
+        """Returns the low (``half`` 0) or the high (1) four bits of each byte, as bytes."""
         return T.bitwise_and(words >> self._int(4 * half) if half else words, self._int(0x0F0F0F0F))
 
     def ones(self) -> tuple[Expr, ...]:
-        """Returns weights of 1 in all lanes."""
+        """Returns weights of 1 in the form that ``dot`` needs."""
         return self.weights(self._int(0x01010101))
 
     def dot(self, total: Expr, weights: tuple[Expr, ...], values: tuple[Expr, ...]) -> Expr:

@@ -1,8 +1,9 @@
-"""The state of one kernel's generation: its arguments, and its step's operands as memory that loops load and store.
+"""The state of generating one kernel: its arguments, and its step's operands as memory that loops load and store.
 
 A kernel gets whole one-dimensional tensors: the arena in each type that it needs, weights, step inputs, a layer's keys
-and values. Offsets of operands in the arena are arguments, so that layers share kernels; all else that determines the
-code (sizes, strides, attributes) is in ``signature``. T, B and R are lengths of ids, kv_len and rows.
+and values. Offsets of operands in the arena are arguments, so that layers share kernels. Everything else that
+determines the code (sizes, strides, attributes) is in ``signature``. T, B and R are the lengths of the inputs ids,
+kv_len and rows.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from ..section import stored_type
 from .schedules import OWN, Schedules, product_of
 
 Expr = Any
-"""An expression of TVM: a number, or what a kernel computes."""
+"""An expression of TVM, or a Python number."""
 
 LANES = 16
-"""Floats that kernels handle at a time; LLVM splits them where registers are narrower."""
+"""The number of floats that kernels process at a time. LLVM splits these vectors if registers are narrower."""
 
 SIZES = {"T": "ids", "B": "kv_len", "R": "rows"}
-"""The step input whose number of elements is a symbol's value, by symbol."""
+"""The symbol of a size -> the step input whose number of elements it is."""
 GRID_BLOCK = 128
-"""Threads of a block on a GPU."""
+"""The number of threads in a block on a GPU."""
 PARALLEL_FROM = 1 << 14
-"""Operations on floats from which a loop is worth waking other threads for."""
+"""The number of float operations from which on a loop is run on several threads."""
 
 
 def int64(value: int) -> Expr:
@@ -59,7 +60,9 @@ def vector(value: Expr, lanes: int) -> Expr:
 
 
 def lanes_of(size: int, widest: int = LANES) -> Iterator[tuple[int, int]]:
-    """Yields pieces (start, lanes) that cover 0 .. size-1: whole vectors, then halves of the vector's width."""
+    """Yields (start, number of lanes) of vectors that cover 0 .. size-1: vectors of ``widest`` lanes, then halves,
+    quarters and so on.
+    """
     start = 0
     for lanes in (n for n in (16, 8, 4, 2, 1) if n <= widest):
         while size - start >= lanes:
@@ -73,7 +76,7 @@ class Argument:
 
     Attributes:
         kind: "arena", "number", "keys" or "values" of a cache, or the kind of an operand.
-        name: TVM's type of the arena's elements; otherwise the operand's name.
+        name: for the arena, TVM's type of its elements; otherwise the operand's name; "" for a number.
         value: the number.
     """
 
@@ -105,7 +108,7 @@ class Memory:
         return place
 
     def load(self, *index: Expr, lanes: int = 1) -> Expr:
-        """Returns an element, or a vector of ``lanes`` neighbours along the last dimension."""
+        """Returns an element, or a vector of ``lanes`` neighbours along the last dimension, from ``index`` on."""
         return load(self.buffer, self.at(*index), lanes, self.strides[-1] if self.strides else Affine(1))
 
     def store(self, value: Expr, *index: Expr, lanes: int = 1) -> None:
@@ -126,9 +129,10 @@ def store(buffer: Any, at: Expr, value: Expr, lanes: int = 1) -> None:
 
 
 def on_stack(size: int, dtype: str = "float32") -> Any:
-    """Allocates ``size`` elements for the calling thread. LLVM keeps them in registers if all indices are constants.
+    """Allocates ``size`` elements on the calling thread's stack. LLVM keeps them in registers if all indices are
+    constants.
 
-    Without the annotation TVM would ask its runtime for a workspace.
+    Without the annotation TVM would call its runtime for a workspace.
     """
     return T.alloc_buffer((size,), dtype, scope="local", annotations={"disable_lower_builtin": True})
 
@@ -148,18 +152,19 @@ class Local:
         return self.buffer[int64(0)]
 
     def lanes(self) -> Any:
-        """Returns a copy in memory, so that single lanes can be read."""
+        """Returns a copy in memory, in which single lanes can be read."""
         copy = on_stack(self.width, self._dtype)
         store(copy, int64(0), self.get(), self.width)
         return copy
 
 
 class Kernel:
-    """The kernel of one step. Steps with the same ``signature`` share it and differ in their ``arguments``.
+    """The kernel of one step. Steps with the same ``signature`` share it, and differ in their ``arguments``.
 
     Args:
         step: a step of ``program``.
-        level: the level that it is compiled for.
+        program: the program.
+        level: the level for which it is compiled.
         schedules: the schedules of products that have a record.
     """
 
@@ -214,17 +219,19 @@ class Kernel:
         return self._names[argument]
 
     def _number(self, value: int) -> int:
-        """Adds an argument for a number that may differ from layer to layer, and returns its index."""
+        """Adds an argument for a number that may differ between layers, and returns its index."""
         self.arguments.append(Argument("number", "", value))
         return len(self.arguments) - 1
 
     def _terms(self, operand: Operand) -> list[tuple[str, int]]:
-        """Returns the terms of an operand's place: T, B, R or "", and the factor. T is always there, even with 0."""
+        """Returns the terms of an operand's offset in the arena, as (T, B, R or "" for the constant, factor). T is
+        always among them.
+        """
         constant, t, b, r = self._at(operand).coefficients()
         return [("T", t), *((symbol, n) for symbol, n in (("B", b), ("R", r), ("", constant)) if n)]
 
     def _at(self, operand: Operand) -> Affine:
-        """Returns an operand's place in the arena, in elements."""
+        """Returns an operand's offset in the arena, in elements."""
         place = self._places[operand.name]
         assert place is not None, "memory is planned"
         size = BYTES_PER_ELEMENT[operand.dtype]
@@ -234,7 +241,7 @@ class Kernel:
 
     @contextmanager
     def written(self, name: str) -> Iterator[list[Any]]:
-        """Opens the kernel, whose body is written within the block. Yields a list that has the function afterwards."""
+        """A context in which the kernel's body is written. It yields a list that contains the function afterwards."""
         function: list[Any] = []
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
@@ -273,7 +280,7 @@ class Kernel:
     # ---- operands
 
     def value(self, affine: Affine | int) -> Expr:
-        """Returns a size as an int64 expression."""
+        """Returns a size, such as 3T + 1, as an int64 expression."""
         affine = Affine.parse(affine)
         total: Expr = None
         for symbol, factor in (("T", affine.t), ("B", affine.b), ("R", affine.r)):
@@ -294,7 +301,10 @@ class Kernel:
         return Memory(buffer, base, operand.shape, operand.strides, operand.dtype, self)
 
     def _arena_base(self, operand: Operand) -> Expr:
-        """Computes its base from this operand's numbers, which are in the order in which ``_plan`` met operands."""
+        """Returns an operand's offset in the arena, as an expression of the kernel's arguments for numbers.
+
+        ``_plan`` added these arguments operand by operand, and term by term.
+        """
         first = self._first_number(operand)
         base: Expr = int64(0)
         for symbol, _ in self._terms(operand):
@@ -313,7 +323,7 @@ class Kernel:
 
     @property
     def inputs(self) -> list[Memory]:
-        """The inputs that aren't caches."""
+        """The operands that are inputs, except for caches."""
         return [self.memory(operand) for operand in self.step.inputs if operand.kind != "cache"]
 
     @property
@@ -321,17 +331,19 @@ class Kernel:
         return [self.memory(operand) for operand in self.step.outputs]
 
     def use(self, index: int) -> WeightUse:
-        """Returns the weight at an index of the step's inputs, where caches count as inputs."""
+        """Returns the program's entry of the weight that is the step's input with this index. Caches count as
+        inputs.
+        """
         return self._uses[self.step.inputs[index].name]
 
     def check_layout(self, use: WeightUse, *layouts: str) -> None:
-        """Raises UnsupportedModelError for a weight that isn't in one of these."""
+        """Raises UnsupportedModelError if a weight doesn't have one of these layouts."""
         if use.layout not in layouts:
             problem = f"{self.level.owner} has none with weights of {use.dtype} in {use.layout}"
             raise UnsupportedModelError(f"{self.step.op} at {self.step.where}: {problem}", hint=self.level.without)
 
     def words(self, operand: Operand) -> Memory:
-        """Returns rows of 8- or 16-bit elements as 32-bit words."""
+        """Returns an operand with rows of 8- or 16-bit elements as memory of 32-bit words."""
         memory, each = self.memory(operand), 4 // BYTES_PER_ELEMENT[operand.dtype]
         *lead, last = operand.strides
         assert last == 1 and operand.kind == "buffer", "what is rounded is in the arena, row by row"
@@ -340,7 +352,7 @@ class Kernel:
         return Memory(buffer, T.floordiv(memory.base, int64(each)), operand.shape, strides, "i32", self)
 
     def cache(self) -> tuple[Any, Any, CacheGroup]:
-        """Returns the layer's keys [P][Nkv][D][32] and values [P][Nkv][32][Dv], and their group."""
+        """Returns the buffers of the layer's keys [P][Nkv][D][32] and values [P][Nkv][32][Dv], and its cache group."""
         name = next(o.name for o in self.step.inputs if o.kind == "cache")
         keys, values = (self._buffers[self._names[Argument(half, name)]] for half in ("keys", "values"))
         return keys, values, self._groups[name]
@@ -348,7 +360,7 @@ class Kernel:
     # ---- loops
 
     def each(self, extent: Expr, work: int, body: Callable[[Expr], None]) -> None:
-        """Writes ``body(i)`` for i below ``extent``, on all threads if that is enough work.
+        """Writes a loop of ``body(i)`` for i below ``extent``, on several threads if it is enough work.
 
         ``work``: the number of operations of one ``body``.
         """
@@ -384,8 +396,9 @@ class Kernel:
 
 
 def rows_of(memory: Memory) -> tuple[Expr, int]:
-    """Returns the number of rows of an operand of rank 1 to 3, and the number of them per index of the first
-    dimension."""
+    """Returns the number of rows of an operand with 1 to 3 dimensions, and the number of rows per index of the first
+    dimension.
+    """
     *lead, _ = memory.shape
     if not lead:
         return int64(1), 1
@@ -394,7 +407,10 @@ def rows_of(memory: Memory) -> tuple[Expr, int]:
 
 
 def row_index(memory: Memory, row: Expr, inner: int) -> tuple[Expr, ...]:
-    """Returns the index of a row's first element in a view, without the last dimension."""
+    """Returns the indices of a row, without the one of the last dimension.
+
+    ``row`` is the row's number, ``inner`` the number of rows per index of the first dimension.
+    """
     rank = len(memory.shape)
     if rank == 1:
         return ()

@@ -1,10 +1,11 @@
-"""Attention over block tables as in FlashAttention: 32 keys at a time, with running maxima and sums (Dao et al.,
-https://arxiv.org/abs/2205.14135).
+"""Writes attention over block tables as in FlashAttention: 32 keys at a time, with running maxima and sums.
+
+Dao et al., https://arxiv.org/abs/2205.14135.
 
     keys [P][Nkv][D][32]    values [P][Nkv][32][Dv]    blocks begin at multiples of 32 for every token
 
-Rows are the queries of neighbouring tokens with the heads that share keys. A row is computed in the same way in any
-batch: a block without visible keys doesn't change it.
+Rows are the queries of neighbouring tokens, with the query heads that share keys. The result of a row doesn't depend on
+the batch: a block without visible keys doesn't change it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .ops_rows import total
 from .vector_math import exp, tanh
 
 NONE = -1e30
-"""Less than any score: of a key that isn't seen."""
+"""The score of a key that isn't visible, which is less than any other."""
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Attention:
         return cls(q, table, q_start, kv_len, sinks, slopes, k.outputs[0])
 
     def end(self, request: Expr) -> Expr:
-        """Returns the first token of the step after a request's tokens."""
+        """Returns the index of the token after a request's last one in the step."""
         return T.cast(self.q_start.load(request + int64(1)), "int64")
 
 
@@ -84,15 +85,15 @@ def _paged_attention(k: Kernel) -> None:
 
 @dataclass
 class Tile:
-    """Neighbouring tokens of a request with some of the query heads that read one key/value head.
+    """Neighbouring tokens of a request, with some of the query heads that read one key/value head.
 
     Attributes:
-        request: its number in the step.
+        request: the request's index in the step.
         kv_head: the key/value head.
         head: the first query head.
-        heads: how many there are from it on.
+        heads: the number of query heads.
         first, stop: the first token, and the one after the last.
-        position: of the first token in its request.
+        position: the position of the first token in its request.
     """
 
     request: Expr
@@ -105,9 +106,10 @@ class Tile:
 
 
 class _TileLoops:
-    """Writes the loops of a tile of ``tokens`` tokens at most. A row is a token with a head; all see the same keys.
+    """Writes the loops of a tile with at most ``tokens`` tokens. A row is a token with a head; all rows see the same
+    keys.
 
-    Where the tile has fewer tokens, the last token is computed and stored again.
+    If the tile has fewer tokens, the last token is computed and stored several times.
     """
 
     def __init__(self, k: Kernel, a: Attention, tile: Tile, tokens: int) -> None:
@@ -146,7 +148,11 @@ class _TileLoops:
             _store(self.a, self.token[t], head, self.greatest[i], self.sums[i], self.results[i], self.channels)
 
     def _scores(self, key_at: Expr) -> list[list[Local]]:
-        """Multiplies the queries by the keys of a block: [rows][vectors of keys]."""
+        """Writes the products of the queries and the keys of a block. Returns a sum for each row and vector of keys:
+        [rows][vectors].
+
+        ``key_at`` is the block's offset in the keys.
+        """
         vectors = range(self.size // LANES)
         scores = [[Local(vector(f32(0.0), LANES), LANES) for _ in vectors] for _ in self.rows]
         with T.serial(int64(0), int64(self.depth)) as d:
@@ -159,7 +165,9 @@ class _TileLoops:
         return scores
 
     def _masked(self, i: int, v: int, score: Local, block: Expr) -> Expr:
-        """Scales and masks a vector of a row's scores; returns a mask of the keys that the row attends to."""
+        """Scales and masks vector ``v`` of the scores of row ``i``. Returns a mask that is True for keys that the row
+        attends to.
+        """
         t, h = self.rows[i]
         number = T.Bind(T.ramp(T.cast(block * int64(self.size) + int64(v * LANES), "int32"), T.int32(1), LANES))
         at = T.Bind(T.broadcast(T.cast(self.place[t], "int32"), LANES))
@@ -177,7 +185,10 @@ class _TileLoops:
         return visible
 
     def _softmax(self, i: int, scores: Sequence[Local], block: Expr) -> Expr:
-        """Stores the exponentials of a row's scores; returns the factor for the sums of earlier blocks."""
+        """Stores the exponentials of the scores of row ``i`` for a block, relative to the row's largest score so far.
+
+        Returns the factor that makes the results of earlier blocks relative to the same score.
+        """
         seen = [self._masked(i, v, s, block) for v, s in enumerate(scores)]
         highest = T.Bind(_largest([s.get() for s in scores]))
         now = T.Bind(T.max(self.greatest[i].get(), highest))
@@ -192,7 +203,9 @@ class _TileLoops:
         return factor
 
     def _add_values(self, value_at: Expr, block: Expr) -> None:
-        """Adds a block's values, times the powers. What is after the last token isn't read: it may be anything."""
+        """Adds a block's values, multiplied by the exponentials, to the results. Values after the last token aren't
+        read, as they may be anything.
+        """
         limit = T.Bind(T.min(int64(self.size), self.place[-1] + int64(1) - block * int64(self.size)))
         pieces = list(enumerate(lanes_of(self.channels)))
         together = max(1, self.k.level.rows * self.k.level.vectors // len(self.rows))

@@ -1,4 +1,4 @@
-"""Elementwise functions, copies and reductions, of operands with any strides."""
+"""Writes elementwise functions, copies and reductions of operands with any strides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .ops_rows import sum_along
 from .vector_math import ACTIVATIONS, absolute, erf, exp
 
 Function = Callable[..., Expr]
-"""A function of one to three operands, then the number of lanes."""
+"""A function of one to three operands, with the number of lanes as its last argument."""
 
 
 def _truth(condition: Expr, n: int) -> Expr:
@@ -70,11 +70,15 @@ _ONE_AT_A_TIME: Mapping[str, Function] = {
     "sin": lambda x, n: T.sin(x),
     "cos": lambda x, n: T.cos(x),
 }
-"""Functions of the C library."""
+"""Functions of the C library, which compute one element at a time."""
 
 
 def _over(k: Kernel, out: Memory, size: int | None, body: Callable[..., None], work: int) -> None:
-    """body(index..., column) for every index of the leading dimensions; the last one is the body's own."""
+    """Writes loops that call body(index..., column) for every index of the leading dimensions.
+
+    The body handles ``size`` elements along the last dimension; None leaves it out. ``work`` is the number of
+    operations of one element.
+    """
     extents = [out.extent(axis) for axis in range(len(out.shape) - 1)]
     if not extents:
         body()

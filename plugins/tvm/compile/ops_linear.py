@@ -1,4 +1,4 @@
-"""Products with weights of floats: blocks of sums in registers, over panels of 32 columns.
+"""Writes products with weights of floats: blocks of sums in registers, over panels of 32 columns.
 
 x [M, K] in rows     weight [ceil(N/32)][K][32]     every sum is one chain over K, whatever the blocks are
 """
@@ -17,12 +17,12 @@ from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, loa
 from .vector_math import ACTIVATIONS, first_of_pair, fp8_to_float, half_to_float, second_of_pair
 
 _SUMS = 24
-"""Vectors of sums that a block of a few rows has at most."""
+"""The most vectors of sums in a block of a few rows."""
 
 
 @dataclass
 class Product:
-    """The operands of a product; ``store`` is its epilogue."""
+    """The operands of a product that its epilogue reads and writes; ``store`` is the epilogue."""
 
     out: Memory
     bias: Memory | None
@@ -32,9 +32,10 @@ class Product:
 
     @classmethod
     def of(cls, k: Kernel, rest: Sequence[Memory], *expert: Expr) -> Product:
-        """Returns the product of a kernel's step.
+        """Returns the epilogue of a kernel's step.
 
         Args:
+            k: the kernel.
             rest: the operands after the weight with its scales and offsets.
             expert: the index of the row of biases, if the product is an expert's.
         """
@@ -53,7 +54,9 @@ class Product:
         self.out.store(value, row, column, lanes=lanes)
 
     def store_vector(self, sums: Local, row: Expr, column: Expr, columns: int) -> None:
-        """Stores the lanes of ``sums`` from ``column`` on, up to the last column."""
+        """Applies the epilogue to a vector of sums and stores its lanes from ``column`` on, up to the last of
+        ``columns`` columns.
+        """
         width = sums.width
         if columns % PANEL == 0:
             self.store(sums.get(), row, column, width)
@@ -69,7 +72,9 @@ class Product:
 
 
 def choose(value: Expr, options: Sequence[int], body: Callable[[int], None]) -> None:
-    """Emits code that runs ``body(option)`` for the option that equals ``value``; the last if no other does."""
+    """Writes code that runs ``body(option)`` for the option that equals ``value``; if none does, for the last
+    option.
+    """
     *others, last = options
     if not others:
         body(last)
@@ -90,9 +95,9 @@ def over_panels(
     first: Expr | None = None,
     streams: Callable[[int], int] = lambda r: 1,
 ) -> None:
-    """Calls block(R, P, row, panel) for blocks of R rows and P panels from there on, which cover the result.
+    """Writes loops that call block(R, P, row, panel) for blocks of R rows and P panels, which cover the result.
 
-    The blocks depend on the number of rows alone.
+    ``row`` and ``panel`` are the first of a block. The blocks depend only on the number of rows.
 
     Args:
         k: the step's kernel.
@@ -100,7 +105,7 @@ def over_panels(
         columns: the number of columns.
         block: writes the code of a block.
         first: the first row; None for row 0.
-        streams: the number of panels of a block, by its rows.
+        streams: returns the number of panels of a block, for its number of rows.
     """
     most, panels = min(k.level.rows, k.schedule.rows), -(-columns // PANEL)
     groups = min(panels, k.schedule.groups)
@@ -138,9 +143,10 @@ def over_panels(
 
 
 def along_depth(k: Kernel, start: Expr, stop: Expr) -> Iterator[Expr]:
-    """Emits loops over the indices from ``start`` to before ``stop``, and yields the index within each loop.
+    """Writes loops over the indices from ``start`` to before ``stop``, and yields the index within each loop.
 
-    The body of the caller's ``for`` loop emits the code of the loops. It runs several times, since loops are unrolled.
+    The body of the caller's ``for`` statement writes the body of the loops. It runs several times, since loops are
+    unrolled.
     """
     times = k.schedule.unroll
     if times > 1:
@@ -155,7 +161,7 @@ def along_depth(k: Kernel, start: Expr, stop: Expr) -> Iterator[Expr]:
 
 
 def streams(k: Kernel, r: int) -> int:
-    """Returns the number of panels that a block of r rows takes at once."""
+    """Returns the number of panels that a block of r rows reads at a time."""
     return max(1, min(k.schedule.streams, _SUMS // (2 * r))) if k.level.vectors == 2 else 1
 
 
@@ -195,14 +201,14 @@ def grouped_linear(k: Kernel) -> None:
 
 
 def expert_rows(starts: Memory, experts: int, body: Callable[[Expr, Expr, Expr], None]) -> None:
-    """Calls body(expert, its first row, its number of rows) in a loop over experts."""
+    """Writes a loop over experts that calls body(expert, its first row, its number of rows)."""
     with T.serial(int64(0), int64(experts)) as e:
         first = T.Bind(T.cast(starts.load(e), "int64"))
         body(e, first, T.Bind(T.cast(starts.load(e + int64(1)), "int64") - first))
 
 
 def _zero_sums(rows: int, vectors: int) -> list[list[Local]]:
-    """Returns sums of 0 for a block of rows and vectors of columns."""
+    """Returns variables of 0 for the sums of a block: [rows][vectors of columns]."""
     return [[Local(vector(f32(0.0), LANES), LANES) for _ in range(vectors)] for _ in range(rows)]
 
 
@@ -214,7 +220,11 @@ def _store_sums(
     panel: Expr,
     columns: int,
 ) -> None:
-    """Stores the sums of a block's rows. A vector is its panel, counted from ``panel``, and its number in the panel."""
+    """Writes the epilogue of a block's sums, [row][vector]. ``row`` and ``panel`` are the first of the block.
+
+    ``vectors`` has the place of each vector: (panel, counted from ``panel``; index in the panel). ``columns`` is the
+    product's number of columns.
+    """
     for j, of_row in enumerate(sums):
         for s, (q, v) in zip(of_row, vectors, strict=True):
             column = (panel + int64(q)) * int64(PANEL) + int64(v * LANES)
@@ -231,7 +241,10 @@ def _float_product(
     rows: Expr,
     first: Expr | None = None,
 ) -> None:
-    """Writes the product with a weight of floats. ``scales`` are those of an fp8 weight, in groups along K."""
+    """Writes the product with a weight of floats, for ``rows`` rows from ``first`` on (None: from row 0).
+
+    ``scales`` are those of an fp8 weight, in groups along K; None for other weights.
+    """
     k.check_layout(use, "panel32")
     columns, depth = (size.constant for size in weight.shape)
     size = int(k.step.attrs.get("weight_group", 0)) or depth
@@ -277,7 +290,7 @@ def bf16_product(
         k: the step's kernel.
         words: the activations, rows of pairs; a pair is two steps of a sum.
         weight: the weight [N, K], in panels of pairs.
-        product: receives the sums.
+        product: the epilogue, which gets the sums.
         rows: the number of rows.
         first: the first row; None for 0.
     """

@@ -1,4 +1,5 @@
-"""Products with weights of bf16 and of integers, rounding of activations for them, and lookups in tables of them.
+"""Writes products with weights of bf16 and of integers, rounding of activations for them, and lookups in tables of
+them.
 
     bf16   panel32x2   a word has 2 neighbours along K of a column    sums are chains of floats, as for weights of f32
     i8     panel32x4   4 bytes of value + 128                         sums are exact integers in each group, then floats
@@ -27,7 +28,7 @@ from .vector_math import floats, fp8_to_float, half_to_float
 
 
 def _cast_bf16(k: Kernel) -> None:
-    """Casts to the nearest bf16, ties to even; a NaN stays one."""
+    """Writes a cast to the nearest bf16, ties to even. A NaN stays a NaN."""
     x, out = k.inputs[0], k.outputs[0]
     size = x.shape[-1].constant
 
@@ -112,13 +113,13 @@ def _quantize_activation(k: Kernel) -> None:
 
 
 Vectors = list[list[Local]]
-"""A sum for each row of a block and each vector of a panel: [rows][vectors]."""
+"""The sums of a block: one vector for each row and each vector of a panel, [rows][vectors]."""
 
 
 class IntegerProduct:
-    """A product of quantized activations and weights. ``write`` adds its loops to a kernel.
+    """A product of quantized activations and a quantized weight. ``write`` adds its loops to a kernel.
 
-    If only the weights are in groups, the loops also compute the sums of the activations of each group.
+    If only the weight is in groups, the loops also compute the sums of the activations in each group.
 
     Args:
         k: the step's kernel.
@@ -126,7 +127,7 @@ class IntegerProduct:
         weight: the weight's values [N, K], in a layout of panels.
         use: the weight's entry in the program.
         factors: the weight's scales, and its offsets if it has them.
-        product: receives the sums.
+        product: the epilogue, which gets the results.
     """
 
     def __init__(
@@ -151,11 +152,11 @@ class IntegerProduct:
         self.own_sums = bool(self.weight_groups) and not self.value_groups and self.groups > 1
 
     def write(self, rows: Expr, first: Expr | None = None) -> None:
-        """Writes the loops over a number of rows, from row ``first`` on; None is row 0."""
+        """Writes the loops over ``rows`` rows, from row ``first`` on; None is row 0."""
         over_panels(self.k, rows, self.columns, self._block, first=first)
 
     def _block(self, r: int, p: int, row: Expr, panel: Expr) -> None:
-        """Writes the product of ``r`` rows with a panel, some vectors of columns after the other."""
+        """Writes the product of ``r`` rows, from ``row`` on, with a panel: some vectors of columns at a time."""
         for start in range(0, PANEL // self.dots.lanes, self.dots.vectors):
             parts = [start + v for v in range(self.dots.vectors)]
             results = self._zeros(r, parts)
@@ -169,17 +170,21 @@ class IntegerProduct:
         return [[Local(vector(f32(0.0), lanes), lanes) for _ in parts] for _ in range(rows)]
 
     def _factor(self, memory: Memory, panel: Expr, g: Expr, part: int) -> Expr:
-        """Returns the scales or offsets of a group for a vector of columns."""
+        """Returns the scales or offsets in ``memory`` for group ``g`` and vector ``part`` of a panel's columns."""
         groups, lanes = self.groups if self.weight_groups else 1, self.dots.lanes
         at = memory.base + (panel * int64(groups) + g) * int64(PANEL) + int64(part * lanes)
         return half_to_float(load(memory.buffer, at, lanes), lanes)
 
     def _scale(self, row: Expr, g: Expr) -> Expr:
-        """Returns the scale of a row's group of activations, in all lanes."""
+        """Returns the scale of group ``g`` of a row of activations, in all lanes."""
         return vector(self.scales.load(row, g), self.dots.lanes)
 
     def _add_group(self, results: Vectors, parts: Sequence[int], row: Expr, panel: Expr, g: Expr, base: Expr) -> None:
-        """Adds a group's integer sums to the results, times the scales of that group."""
+        """Computes the integer sums of group ``g``, and adds them to ``results``, multiplied by the scales of the
+        group.
+
+        ``parts`` has the vectors of the panel's columns; ``base`` is the offset of the panel in the weight.
+        """
         lanes, own_sums = self.dots.lanes, self.own_sums
         rows = range(len(results))
         counted = [Local(vector(T.int32(0), lanes), lanes, "int32") for _ in rows] if own_sums else []
@@ -213,7 +218,11 @@ class IntegerProduct:
         g: Expr,
         base: Expr,
     ) -> None:
-        """Adds a group's products to ``totals``, and the values of each row to ``counted``, unless that is empty."""
+        """Adds the products of group ``g`` along K to ``totals``. Adds each row's values to ``counted``, if that isn't
+        empty.
+
+        ``parts`` are the indices of the panel's vectors of columns; ``base`` is the panel's position in the weight.
+        """
         dots, lanes = self.dots, self.dots.lanes
         end = T.Bind(T.min((g + int64(1)) * int64(self.group_steps), int64(self.steps)))
         for i in along_depth(self.k, T.Bind(g * int64(self.group_steps)), end):
@@ -231,7 +240,7 @@ class IntegerProduct:
                         counted[j].set(dots.dot(counted[j].get(), dots.ones(), value))
 
     def _store(self, results: Vectors, parts: Sequence[int], row: Expr, panel: Expr) -> None:
-        """Multiplies the results by the scales that all groups share, and stores them."""
+        """Multiplies the results by scales that all groups share, if there are any, and writes the epilogue."""
         for v, part in enumerate(parts):
             by = T.Bind(self._factor(self.factors[0], panel, int64(0), part)) if not self.weight_groups else None
             for j, result in enumerate(of_row[v] for of_row in results):
@@ -243,7 +252,7 @@ class IntegerProduct:
 
 
 def _times(a: Expr | None, b: Expr | None) -> Expr | None:
-    """Returns the product of two factors; None is a missing factor."""
+    """Returns the product of two factors. None is a factor that is missing, and None the result if both are."""
     return b if a is None else a if b is None else a * b
 
 
@@ -309,7 +318,7 @@ def _quantized_embedding(k: Kernel) -> None:
 
 
 def embedding(k: Kernel) -> None:
-    """Reads rows of a table of floats."""
+    """Writes a lookup of rows in a table of floats."""
     dtype = k.use(1).dtype if k.step.inputs[1].kind == "weight" else "f32"
     {"bf16": _bf16_embedding, "fp8": _fp8_embedding}.get(dtype, float_embedding)(k)
 

@@ -1,4 +1,4 @@
-"""Routers and experts: the greatest of a row, gathering and scattering, and products by chosen experts."""
+"""Writes the steps of routers and experts: top-k, gather, scatter, and products with chosen experts' weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .kernel import Expr, Handler, Kernel, Local, f32, int64, lanes_of, row_inde
 
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 _COLUMNS = 64
-"""The columns of a token's result that one thread sums up."""
+"""The number of columns of a token's result that one thread adds up."""
 
 
 def _order(x: Expr) -> Expr:
-    """Returns an integer with the order of floats: equal for -0 and 0, largest for NaN."""
+    """Returns an integer that has the order of the floats x: equal for -0 and 0, and largest for NaN."""
     bits = T.Bind(T.reinterpret("int32", x + f32(0.0)))
     magnitude = T.bitwise_and(bits >> T.int32(31), T.int32(_HIGHEST))
     return T.Select(x != x, T.int32(_HIGHEST), T.bitwise_xor(bits, magnitude))
@@ -91,7 +91,9 @@ def _route_experts(k: Kernel) -> None:
 
 
 def _combine_experts(k: Kernel) -> None:
-    """Writes the sums of each token's experts, in the order of the experts' numbers, which is that of the rows."""
+    """Writes the sums of each token's experts' results, in ascending order of the experts, which is the order of the
+    rows.
+    """
     y, order, weights = k.inputs
     out = k.outputs[0]
     size, choices = out.shape[1].constant, weights.shape[1].constant

@@ -1,4 +1,4 @@
-"""Ops over rows: embeddings, norms, rotations, gates, cache writes, and selected rows."""
+"""Writes steps over rows: embeddings, norms, rotations, gated activations, cache writes, and selections of rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _take_rows(k: Kernel) -> None:
 
 
 def total(lanes: Any) -> Expr:
-    """Returns the sum of 16 numbers, added by halves: 8, 4, 2, 1."""
+    """Returns the sum of the 16 numbers in ``lanes``, added in halves: 8, 4, 2, 1."""
     values = [lanes[int64(i)] for i in range(LANES)]
     while len(values) > 1:
         half = len(values) // 2
@@ -56,7 +56,7 @@ def total(lanes: Any) -> Expr:
 
 
 def sum_along(k: Kernel, size: int, term: Callable[[Expr, int, Expr], Expr]) -> Expr:
-    """Returns a sum over a row of ``size`` elements: lane j adds the elements j, j + 16, j + 32, ...
+    """Writes a sum over a row of ``size`` elements, and returns it. Lane j adds the elements j, j + 16, j + 32, ...
 
     ``term(start, lanes, sum)`` returns the sum with the terms of ``lanes`` elements from ``start`` on.
     """
@@ -143,7 +143,9 @@ def _rope_table(k: Kernel) -> None:
 def _rotate(
     x: Memory, table: Memory, t: Expr, head: Expr, interleaved: bool, put: Callable[[Expr, Expr, int], None]
 ) -> None:
-    """Rotates a head of a token by the table. Calls put(column, value, lanes) for each vector of columns."""
+    """Writes the rotation of a head of token ``t`` by the table. Calls put(column, value, lanes) for each vector of
+    columns.
+    """
     size, half = x.shape[-1].constant, table.shape[-1].constant // 2
     if interleaved:
         with T.serial(int64(0), int64(half)) as i:
@@ -198,14 +200,16 @@ def _gated_activation(k: Kernel) -> None:
 
 
 class _Slots:
-    """A layer's cache in memory: the pieces of keys and values of each block and head."""
+    """A layer's cache in memory, addressed by slots."""
 
     def __init__(self, k: Kernel) -> None:
         self.keys, self.values, group = k.cache()
         self.heads, self.key_size, self.value_size, self.block_size = group.sizes
 
     def at(self, slot: Expr, head: Expr) -> tuple[Expr, Expr, Expr]:
-        """Returns the offset of a head's keys, the offset of its values, and the slot's number in its block."""
+        """Returns the offset of the keys of a slot's block and head, the offset of their values, and the slot's index
+        in the block.
+        """
         block = T.floordiv(slot, int64(self.block_size))
         piece = T.Bind(block * int64(self.heads) + head)
         place = T.Bind(T.floormod(slot, int64(self.block_size)))

@@ -1,6 +1,6 @@
-"""The schedules of products' loops, which ``optimize tune`` searches. They don't change any result's bits.
+"""The schedules of products' loops, which ``optimize tune`` searches. They don't change any bit of a result.
 
-A record applies to all products of one op, type and shape of a program, whatever is fused after them.
+A record applies to all products in a program with one op, type and shape, whatever their epilogue is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enginewright.runtime.shared.lowered_program import LoweredProgram, Step, We
 from enginewright.runtime.shared.records import Record
 
 TUNED = ("linear", "quantized_linear")
-"""Ops that have records. Those of experts have none: how many rows each gets is what a step's tokens make it."""
+"""Ops that have records. Those of experts have none, because their rows depend on the tokens of a step."""
 
 Small = Annotated[int, Meta(ge=1, le=64)]
 
@@ -26,11 +26,11 @@ class Schedule(Record, frozen=True, kw_only=True):
     """The schedule of a product's loops.
 
     Attributes:
-        rows: maximum rows of the block of sums in registers; at most the level's.
-        row_block: rows of x that stay in the second-level cache during a pass over panels.
-        groups: maximum groups of panels; each group runs on one thread, neighbouring ones on the same.
-        streams: maximum panels that a block of few rows reads at a time, to use the memory's bandwidth.
-        unroll: unrolled steps along K.
+        rows: the most rows of the block of sums in registers; also limited by the level.
+        row_block: the rows of x that stay in the second-level cache during a pass over panels.
+        groups: the most groups of panels; each group runs on one thread, neighbouring ones on the same.
+        streams: the most panels that a block of few rows reads at a time, to use the memory's bandwidth.
+        unroll: the number of unrolled steps along K.
     """
 
     rows: Small = 64
@@ -48,7 +48,7 @@ NONE: Schedules = {}
 
 
 def product_of(step: Step, uses: Mapping[str, WeightUse]) -> str:
-    """Returns the name of a step's product in records, such as "linear f32 960x576"; "" if it is no product."""
+    """Returns the name of a step's product in records, such as "linear f32 960x576"; "" if the step isn't a product."""
     if step.op not in TUNED:
         return ""
     use = next(uses[operand.name] for operand in step.inputs if operand.kind == "weight")
@@ -56,7 +56,7 @@ def product_of(step: Step, uses: Mapping[str, WeightUse]) -> str:
 
 
 def products_of(program: LoweredProgram) -> dict[str, int]:
-    """Returns the products of a program by name, each with the index of its first step."""
+    """Returns the names of a program's products -> the index of the first step of each."""
     uses = {use.name: use for use in program.weights}
     first_steps: dict[str, int] = {}
     for index, step in enumerate(program.steps):
@@ -72,7 +72,7 @@ def to_json(schedules: Schedules) -> str:
 
 
 def from_json(text: str | bytes, source: str) -> dict[str, Schedule]:
-    """Reads records from JSON. Raises BundleError naming ``source`` if the text isn't such."""
+    """Parses records. Raises BundleError naming ``source`` if the text isn't valid."""
     try:
         return {str(name): Schedule.model_validate(value) for name, value in json.loads(text).items()}
     except (ValueError, AttributeError, msgspec.ValidationError) as e:

@@ -1,4 +1,4 @@
-"""A program's steps as one function of Relax, TVM's graphs: calls of kernels on one arena, in order."""
+"""Writes a program's steps as one function of Relax, TVM's graphs: calls of kernels on one arena, in order."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ HANDLERS: dict[str, Handler] = {
     **ops_routing.HANDLERS,
     **ops_narrow.HANDLERS,
 }
-"""The writers of ops' loops, by the ops of lowered programs."""
+"""Ops of lowered programs -> the functions that write their kernels."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a step's kernel with its arguments. ``kernel`` is None if our own kernel runs the step ``index``."""
+    """A call of the kernel of step ``index``, with its arguments. ``kernel`` is None if the cpu target's kernel runs
+    the step.
+    """
 
     index: int
     kernel: str | None
@@ -43,7 +45,13 @@ class Call:
 
 @dataclass
 class Kernels:
-    """The kernels of a program, each written once, and the calls of them in order."""
+    """The kernels of a program, each written once, and their calls in order.
+
+    Attributes:
+        functions: the kernels by name.
+        calls: the calls.
+        names: the signature of a kernel -> its name.
+    """
 
     functions: dict[str, Any] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -70,11 +78,14 @@ def kernels_of(
     """Writes the kernels of all steps of a program.
 
     Args:
-        ours: ops that run on our own kernels instead.
-        schedules: records of products.
-        handlers: the functions that write other ops' kernels.
+        program: the program.
+        level: the level for which they are compiled.
+        ours: the ops that the cpu target's kernels run instead.
+        schedules: the records of products.
+        handlers: the functions that write kernels, by op.
 
-    Raises UnsupportedModelError naming the first step without a kernel.
+    Raises:
+        UnsupportedModelError: a step has no kernel; names the first one.
     """
     kernels = Kernels()
     for index, step in enumerate(program.steps):
@@ -97,7 +108,8 @@ def step_module(
     schedules: Schedules = NONE,
     handlers: Mapping[str, Handler] = HANDLERS,
 ) -> tvm.IRModule:
-    """Returns the kernels, and ``step``, which calls them; for a program with taps also ``step_with_taps``.
+    """Returns a module with the kernels and the function ``step``, which calls them; for a program with taps also
+    ``step_with_taps``.
 
     Arguments and errors are those of ``kernels_of``.
     """
@@ -118,7 +130,7 @@ def _write_step(
     calls: Sequence[Call],
     kernels: Mapping[str, relax.GlobalVar],
 ) -> None:
-    """Adds a function that makes these calls, in order."""
+    """Adds a function ``name`` that makes these calls, in order."""
     arguments_of_step = arguments_of(program)
     uses = {use.name: use for use in program.weights}
     parameters = _Parameters(arguments_of_step, [stored_type(uses[weight]) for weight in arguments_of_step.weights])
@@ -144,7 +156,7 @@ def _vector(name: str, dtype: str, dims: int = 1) -> relax.Var:
 
 @dataclass
 class _Parameters:
-    """The parameters of ``step``: step inputs, the arena in each type, and as tuples the weights and the caches."""
+    """The parameters of ``step``: the step inputs, the arena in each type, and as tuples the weights and the caches."""
 
     given: StepArguments
     weight_types: Sequence[str]

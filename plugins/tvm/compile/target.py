@@ -1,4 +1,4 @@
-"""The compiler's half of the tvm target."""
+"""The compiling half of the tvm target."""
 
 from ...emit.target import Target
 from .emitter import TvmEmitter, lower_for_tvm

@@ -1,7 +1,7 @@
 """Searches for faster schedules of the tvm target's products, and compiles its library with them.
 
-A product is compiled alone with each choice and timed against the best so far. The best choices are compared once more
-in the whole program, then written into the target's folder: the library, and the records that it was compiled with.
+A product is compiled alone with each choice and timed against its best so far. The best choices are compared once more
+in the whole program. Then the library and the records with which it was compiled are written into the target's folder.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ CANDIDATES: Mapping[str, tuple[int, ...]] = {
     "row_block": (48, 192),
     "groups": (16, 256),
 }
-"""The values to try for each field of a schedule besides its own."""
+"""Field of a schedule -> the values to try in addition to the default."""
 
 TARGET = "tvm"
 _ROUNDS, _LAST_ROUNDS = 7, 9
 _SECONDS = 0.005
-"""The time of one measurement of a case of a product."""
+"""The seconds of one measurement of a case of a product."""
 _FILL = 0x3C
-"""The bytes of what products read: 0.01 as a float."""
+"""The value of each byte that products read, which is 0.01 as a float."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,8 @@ class TunedTvm(Measured[TriedSchedule]):
     Attributes:
         bundle: the path of the bundle.
         path: the path of the library that was written; None if none was.
-        level: the level of x86-64 that the library is for.
-        records: product -> its fastest schedule, of products whose own schedules aren't the fastest.
+        level: the level of x86-64 of the library.
+        records: product -> its fastest schedule, for products for which it isn't the default.
     """
 
     bundle: Path
@@ -86,7 +86,7 @@ class TunedTvm(Measured[TriedSchedule]):
     records: dict[str, Schedule]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
+        """Returns the result as values that JSON has."""
         return {
             "path": str(self.path) if self.path else None,
             "level": self.level,
@@ -95,7 +95,9 @@ class TunedTvm(Measured[TriedSchedule]):
         }
 
     def table(self) -> list[str]:
-        """Returns each schedule compared with the best so far, and all of them together by kind of step."""
+        """Returns the lines of two tables: each schedule compared with the best so far, and all of them together by
+        kind of step.
+        """
         width = max((len(t.product) for t in self.tried), default=0)
         tried = [
             f"{t.product:<{width}}  {t.name:<10}{t.value:>6}{t.gain:>8.3f}x{'  faster' if t.faster else ''}"
@@ -104,7 +106,7 @@ class TunedTvm(Measured[TriedSchedule]):
         return tried + [f"{name:<28}{gain:>8.3f}x" for name, gain in self.gains.items()]
 
     def summary(self) -> list[str]:
-        """Returns the chosen schedules and the path of the library, as lines for people."""
+        """Returns lines of text with the chosen schedules and the path of the library."""
         lines = [] if self.records else ["nothing is faster here than the schedules that it has"]
         for name, schedule in self.records.items():
             lines.append(f"{name}: " + ", ".join(f"{field} {value}" for field, value in schedule.model_dump().items()))
@@ -121,22 +123,22 @@ def tune(
     write: bool = True,
     progress: Progress = silent,
 ) -> TunedTvm:
-    """Searches for faster schedules of products, and compiles the library of this processor's level with them.
+    """Searches for faster schedules of products, and compiles the library for this CPU's level with them.
 
     Args:
-        bundle: the opened bundle, with a ready target tvm.
-        seconds: maximum time of the measurement. Products with the largest weights are first.
+        bundle: an open bundle, with a ready target tvm.
+        seconds: the maximum time of the measurement. Products with the largest weights come first.
         threads: the number of threads; 0 means one for each core.
         records: a file of schedules from an earlier run, possibly for another bundle or machine; then nothing is
             measured.
         write: True if the bundle is changed.
-        progress: a function called with the stage "tune".
+        progress: called with the stage "tune".
 
     Raises:
         RequestError: ``seconds`` is out of range.
         TrustError: the bundle isn't trusted, as code compiled from its program is run.
         BundleError: the target isn't ready, the records are for other products, or its folder can't be written.
-        TargetError: it doesn't run here, or its products are the cpu target's kernels.
+        TargetError: the target doesn't run here, or its products are the cpu target's kernels.
         MissingDependencyError: TVM or a linker is missing.
     """
     check_seconds(seconds)
@@ -188,7 +190,7 @@ def tune(
 
 
 class _Compiler:
-    """Compiles a bundle's program, or a product of it, with some schedules."""
+    """Compiles a bundle's program, or a single product of it, with any schedules, for measurements."""
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         section = tvm_section(bundle, TARGET)
@@ -229,16 +231,16 @@ class _Compiler:
         return self._compile(self._module(program or self.program, level, schedules=schedules), level)
 
     def whole(self, library: bytes) -> Timed:
-        """Returns the whole program, ready to be timed with a library."""
+        """Returns the whole program with this library, ready to be timed."""
         return Timed(self._steps_with(self.program, library))
 
     def product(self, name: str, schedule: Schedule) -> Timed:
-        """Returns a program of one product alone, compiled with a schedule and ready to be timed."""
+        """Compiles a program of one product with a schedule, and returns it ready to be timed."""
         program = self.program.model_copy(update={"steps": (self.program.steps[self.products[name]],), "taps": {}})
         return Timed(self._steps_with(program, self.library({name: schedule}, program)), _SECONDS)
 
     def _steps_with(self, program: LoweredProgram, library: bytes) -> list[partial[Any]]:
-        """Returns functions that run each case's step."""
+        """Returns a function for each case, which runs the case's step with this library."""
         loaded = Library(library, Path("tuned.so"), self._threads)
         run = loaded.program(program)
         step = TvmStep(run, loaded, self._weights, OwnMemory(run, self._blocks))
@@ -251,9 +253,10 @@ class _Compiler:
 
 
 def fits(product: str, name: str, value: int, level: Level) -> bool:
-    """Returns True if a value would change the schedule of a product.
+    """Returns True if the value of a field could change the code of a product.
 
-    Blocks have at most the level's rows, and only products of floats with two vectors of registers use ``streams``.
+    ``name`` is the field. Blocks have at most the level's rows, and only products of floats on levels with two vectors
+    of sums use ``streams``.
     """
     if name == "streams":
         return product.startswith("linear ") and level.vectors == 2
@@ -272,7 +275,7 @@ class _Search:
         self.tried: list[TriedSchedule] = []
 
     def run(self) -> dict[str, Schedule]:
-        """Returns the fastest schedule of each product whose own isn't the fastest."""
+        """Returns product -> its fastest schedule, for products for which it isn't the default."""
         fastest: dict[str, Schedule] = {}
         best: dict[str, Timed] = {}
         longest = 0.0
@@ -309,7 +312,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(bundle: Bundle, level: LevelName, library: bytes, records: Schedules) -> Path:
-    """Writes the library and its records into the target's folder, and updates its manifest. Earlier files are removed.
+    """Writes the library and its records into the target's folder, updates the manifest, and removes earlier files.
 
     Returns the library's path.
     """

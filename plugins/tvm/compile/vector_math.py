@@ -1,4 +1,4 @@
-"""Elementary functions on vectors of floats, by add, multiply and fma (without C's library), and conversions of
+"""Elementary functions on vectors of floats, made of add, multiply and fma without the C library, and conversions of
 formats.
 
 The polynomials are those of plugins/cpu/kernels/vector_math.h, which has their sources.
@@ -20,7 +20,7 @@ def floats(lanes: Lanes) -> str:
 
 
 def polynomial(x: Expr, coefficients: Sequence[float], lanes: Lanes) -> Expr:
-    """Evaluates a polynomial by Horner, the highest power first."""
+    """Evaluates a polynomial by Horner's scheme; ``coefficients`` begin with the highest power."""
     value = vector(f32(coefficients[0]), lanes)
     for c in coefficients[1:]:
         value = T.fma(value, x, vector(f32(c), lanes))
@@ -28,14 +28,14 @@ def polynomial(x: Expr, coefficients: Sequence[float], lanes: Lanes) -> Expr:
 
 
 def _power_of_2(n: Expr, lanes: Lanes) -> Expr:
-    """2^n for whole n from -126 to 127, by the bits of a float."""
+    """Computes 2^n for whole n from -126 to 127, by the bits of a float."""
     integer = "int32" if lanes == 1 else f"int32x{lanes}"
     bits = (T.cast(n, integer) + vector(T.int32(127), lanes)) << vector(T.int32(23), lanes)
     return T.reinterpret(floats(lanes), bits)
 
 
 def exp(x: Expr, lanes: Lanes) -> Expr:
-    """e^x within 2 ulp: exactly 1 at 0, exactly 0 below -110 and at -inf."""
+    """Computes e^x within 2 ulp: exactly 1 at 0, and exactly 0 below -110 and at -inf."""
     low, high = vector(f32(-110.0), lanes), vector(f32(89.0), lanes)
     x = T.Bind(T.Select(x < low, low, T.Select(x > high, high, x)))  # a NaN stays
     n = T.Bind(T.call_llvm_pure_intrin(floats(lanes), "llvm.nearbyint", x * vector(f32(1.44269504), lanes)))
@@ -67,7 +67,7 @@ def tanh(x: Expr, lanes: Lanes) -> Expr:
 
 
 def erf(x: Expr, lanes: Lanes) -> Expr:
-    """Computes erf within 1.5e-7."""
+    """Computes erf(x) with an error of at most 1.5e-7."""
     x = T.Bind(x)
     four, one = vector(f32(4.0), lanes), vector(f32(1.0), lanes)
     a = absolute(x, lanes)
@@ -150,7 +150,7 @@ def half_to_float(bits: Expr, lanes: Lanes) -> Expr:
 
 
 def first_of_pair(words: Expr, lanes: Lanes) -> Expr:
-    """Reads the bf16 in the low half of words with two."""
+    """Returns the first (low) bf16 of each word as a float."""
     return T.reinterpret(floats(lanes), words << vector(T.int32(16), lanes))
 
 
@@ -160,8 +160,8 @@ def second_of_pair(words: Expr, lanes: Lanes) -> Expr:
 
 
 def fp8_to_float(codes: Expr, lanes: Lanes) -> Expr:
-    """Converts finite e4m3 bytes to floats: their bits are moved into a float's, and a product corrects the exponent's
-    bias.
+    """Converts finite e4m3 bytes to floats. Their bits are moved into a float's, and a product corrects the bias of the
+    exponent.
     """
     bits = T.Bind(T.cast(codes, "int32" if lanes == 1 else f"int32x{lanes}"))
     magnitude = T.bitwise_and(bits, vector(T.int32(0x7F), lanes)) << vector(T.int32(20), lanes)

@@ -1,4 +1,4 @@
-"""Checks whether a machine can run the tvm target."""
+"""Checks if a machine can run the tvm target."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def tvm_problem(section: TvmSection, found: str) -> Problem | None:
-    """Returns a problem if the installed TVM, version ``found``, isn't the one that made the libraries."""
+    """Returns the problem if the installed TVM, version ``found``, isn't the version that compiled the libraries;
+    otherwise None.
+    """
     if found == section.version:
         return None
     hint = f"Install that one: pip install 'apache-tvm=={section.version}'; or export the bundle again."
@@ -40,7 +42,7 @@ def tvm_problem(section: TvmSection, found: str) -> Problem | None:
 
 
 def level_problem(section: TvmSection) -> Problem:
-    """Returns the problem of libraries for other processors."""
+    """Returns the problem that the libraries are for other CPUs."""
     names = " and ".join(f"x86-64-{name}" for name in section.levels)
     hint = "Export again with a level that it has in the recipe's [tvm] levels, or take --target cpu."
     return Problem(f"its libraries are for {names}, whose instructions this processor doesn't have", hint)

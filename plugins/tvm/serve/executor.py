@@ -1,4 +1,6 @@
-"""The tvm target: a compiled library in TVM's virtual machine, on KV blocks; sampling is the cpu target's."""
+"""The executor of the tvm target: a compiled library in TVM's virtual machine, on KV blocks. Sampling is the cpu
+target's.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,14 @@ class TvmExecutor(HostBlocks):
 
     Args:
         bundle: a bundle with a ready target ``target``.
-        blocks: blocks to allocate by cache group.
-        threads: the number of threads of the kernels; 0 means one for each core. TVM has one pool of them in a process,
+        blocks: the number of blocks to allocate for each cache group.
+        threads: the number of threads of the kernels; 0 means one for each core. TVM has one thread pool in a process,
             whose size the last created executor sets.
         target: the target's name.
 
     Raises:
         BundleError: the bundle has no such target, or it is damaged.
-        TargetError: its libraries are for other processors, or another TVM.
+        TargetError: the libraries are for other CPUs, or for another TVM.
         MissingDependencyError: TVM is missing.
         CapacityError: less memory is free than the caches need.
     """
@@ -87,7 +89,11 @@ class TvmExecutor(HostBlocks):
 
     @property
     def cache_identity(self) -> bytes:
-        """Returns the bytes that cached blocks depend on: bundle, target, level, versions."""
+        """Bytes that two executors share only if each can use the cache blocks of the other.
+
+        They depend on the bundle, the target, the level and the versions of TVM and, with the cpu target's kernels, of
+        ours.
+        """
         ours = (self._kernels, NUMERICS_VERSION, metadata.version("enginewright"), isas()[0]) if self._kernels else ()
         return cache_identity(self._bundle, self._target, self._level, tvm_version(), *ours)
 
@@ -115,17 +121,15 @@ class TvmExecutor(HostBlocks):
         return about | ({"kernels": self._kernels} if self._kernels else {})
 
     def close(self) -> None:
-        """Does nothing: nothing runs between steps, and memory goes with the object."""
+        """Does nothing: nothing runs between steps, and memory is freed with the object."""
 
 
 class OwnMemory:
-    """The arena and the caches of a program that was compiled on this machine.
-
-    The program isn't verified, and only TVM's kernels run it.
+    """The arena and the caches of a program that only TVM's kernels run, and that isn't verified.
 
     Attributes:
         caches: the memory of each layer's keys and values, in the order of the program's arguments.
-        blocks: the same memory as bytes by cache group, [P, bytes of a block].
+        blocks: the same memory as bytes, by cache group, [P, bytes of a block].
     """
 
     def __init__(self, program: LoweredProgram, blocks: Mapping[str, int]) -> None:
@@ -140,18 +144,18 @@ class OwnMemory:
                     self.blocks[group.name].append(self.caches[-1].view(np.uint8).reshape(blocks[group.name], -1))
 
     def begin(self, step: StepInput) -> npt.NDArray[np.uint8]:
-        """Returns the arena for a step; it may be another array than before."""
+        """Returns the arena for a step. It may be another array than for the step before."""
         size = self._program.arena_bytes.evaluate(*sizes_of(step))
         if size > self._arena.nbytes:
             self._arena = aligned((-(-3 * size // (2 * ALIGNMENT)) * ALIGNMENT,), np.uint8)
         return self._arena
 
     def end(self) -> None:
-        """Ends the step that the last ``begin`` has begun."""
+        """Does nothing; ``OurMemory`` ends a step here."""
 
 
 class OurMemory:
-    """The memory of a bundle's program on the cpu target, which verifies its steps and runs some of them."""
+    """The arena and the caches of a cpu program, which verifies steps, and whose kernels run some of them."""
 
     def __init__(self, program: CpuProgram) -> None:
         layers = [(g.name, layer) for g in program.lowered.cache_groups for layer in g.layers]
@@ -163,12 +167,13 @@ class OurMemory:
 
 
 class TvmStep:
-    """A library with its memory and weights.
+    """Runs steps by a library, with its memory and weights.
 
     Args:
         program: the program that the library runs: see ``Library.program``.
-        weights: weights by name, in the bundle's form.
-        memory: arena and caches.
+        library: the library.
+        weights: the weights by name, in the bundle's form.
+        memory: the arena and the caches.
     """
 
     def __init__(
@@ -214,7 +219,9 @@ class TvmStep:
         return [(name, step.arrays[name]) for name in self._given.inputs]
 
     def _input(self, name: str, array: Array) -> Any:
-        """Returns an input in memory that TVM accepts, which is reused while the shape stays the same."""
+        """Copies an input to memory that TVM accepts, and returns its tensor. The memory is reused while the shape
+        stays the same.
+        """
         entry = self._inputs.get(name)
         if entry is None or entry[0].shape != array.shape:
             memory = aligned(array.shape, array.dtype)
@@ -224,17 +231,19 @@ class TvmStep:
 
 
 def sizes_of(step: StepInput) -> tuple[int, int, int]:
-    """Returns T, B and R."""
+    """Returns (T, B, R) of a step."""
     return len(step.ids), len(step.kv_len), len(step.rows)
 
 
 def tvm_section(bundle: Bundle, target: str) -> TvmSection:
-    """Returns a ready target's section of libraries. Raises BundleError without one."""
+    """Returns a ready target's section of the manifest. Raises BundleError if it has none."""
     return bundle.section(target, TvmSection, "libraries")
 
 
 def check_program(bundle: Bundle, target: str, section: TvmSection) -> None:
-    """Raises BundleError if the program isn't the one that the target's libraries were compiled from."""
+    """Raises BundleError if the program isn't the one from which the target's libraries were compiled, or has other
+    caches than f32.
+    """
     name = bundle.program_file(target)
     if section.program is not None and hashlib.sha256(bundle.read_bytes(name)).hexdigest() != section.program:
         raise BundleError(
@@ -250,7 +259,9 @@ def check_program(bundle: Bundle, target: str, section: TvmSection) -> None:
 
 
 def check_section(section: TvmSection) -> LevelName:
-    """Returns the level whose library runs here. Raises TargetError if none does, or if another TVM is installed."""
+    """Returns the level whose library runs on this CPU. Raises TargetError if none does, or if another TVM is
+    installed.
+    """
     version = tvm_version()
     if version is not None and (problem := tvm_problem(section, version)) is not None:
         raise TargetError(f"target tvm: {problem.message}", hint=problem.hint)

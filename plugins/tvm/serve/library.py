@@ -1,4 +1,4 @@
-"""TVM's small runtime, and libraries that were compiled by TVM: neither torch nor TVM's compiler is loaded."""
+"""Loads TVM's small runtime and compiled libraries. Neither torch nor TVM's compiler is loaded."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ _MISSING = object()
 _BIND, _BIG_CORES = "TVM_BIND_THREADS", 1
 _RUNTIME = "libtvm_runtime.so"
 _LAUNCH = "__TVMBackendParallelLaunch"
-"""The symbol of a library with the address of TVM's function that runs loops; TVM sets it when it loads the library."""
+"""The symbol in a library that holds the address of TVM's function for parallel loops. TVM sets it when it loads the
+library.
+"""
 _CPU, _POOLED = 1, 2
-"""TVM's numbers of a kind of device, and of memory that is taken again."""
+"""TVM's numbers for the kind of device, and for the kind of allocator that reuses memory."""
 
 
 def tvm_version() -> str | None:
-    """Looks up the version of the installed TVM; None if there is none."""
+    """Returns the version of the installed TVM; None if it isn't installed."""
     try:
         return metadata.version("apache-tvm")
     except metadata.PackageNotFoundError:
@@ -44,7 +46,9 @@ def tvm_version() -> str | None:
 
 @functools.cache
 def load_runtime() -> ModuleType:
-    """Returns TVM's functions (``tvm_ffi``), after loading its runtime library. Raises MissingDependencyError."""
+    """Loads TVM's runtime library, and returns the module of its functions (``tvm_ffi``). Raises
+    MissingDependencyError.
+    """
     spec = util.find_spec("tvm")
     if spec is None or not spec.submodule_search_locations or util.find_spec("tvm_ffi") is None:
         raise MissingDependencyError("TVM (apache-tvm) is not installed", hint=INSTALL)
@@ -58,7 +62,7 @@ def load_runtime() -> ModuleType:
 
 
 def _import_without_torch() -> ModuleType:
-    """Imports tvm_ffi without torch, which it would import, if installed, for tensors that aren't used here."""
+    """Imports tvm_ffi without torch. tvm_ffi would import an installed torch, for tensors that aren't used here."""
     torch = sys.modules.get("torch", _MISSING)
     if torch is _MISSING:
         sys.modules["torch"] = None  # type: ignore[assignment]  # an import fails
@@ -78,10 +82,12 @@ class Library:
     Args:
         content: the content of the library's file.
         source: the file's path, for messages.
-        threads: the number of threads of its loops; None: its loops run through ``RUN_LOOP_FOR_TVM``, and steps may run
+        threads: the number of threads of its loops. None: its loops run through ``RUN_LOOP_FOR_TVM``, and steps may run
             through ``RUN_STEP_FOR_TVM``.
 
-    Raises BundleError if it isn't a library, or one of another version of TVM; MissingDependencyError without TVM.
+    Raises:
+        BundleError: the content isn't a library, or is of another version of TVM.
+        MissingDependencyError: TVM is missing.
     """
 
     def __init__(self, content: bytes, source: Path, threads: int | None) -> None:
@@ -106,22 +112,22 @@ class Library:
             ) from e
 
     def function(self, name: str) -> Any:
-        """Returns one of the library's functions; None if it has none of that name."""
+        """Returns one of the library's functions; None if it has none with that name."""
         try:
             return self._machine[name]
         except AttributeError:
             return None
 
     def program(self, program: LoweredProgram) -> LoweredProgram:
-        """Returns the program that the library runs: ``program``, with taps as outputs if the library has a function
-        for them.
+        """Returns the program that the library runs: ``program``, with its taps as outputs if the library has a
+        function for them.
         """
         return program if self.function(STEP_WITH_TAPS) is None else with_tap_outputs(program)[0]
 
     def enter(self) -> None:
-        """Makes the calling thread's pool on its first call, as TVM has one for each calling thread.
+        """Creates the calling thread's pool at its first call, since TVM has one for each calling thread.
 
-        TVM's default would use half of the processors, and pin each thread to one.
+        TVM's default pool would use half of the cores, and pin each thread to one.
         """
         if self._threads is None or getattr(self._pools, "made", False):
             return
@@ -137,7 +143,7 @@ class Library:
 
 
 def _take_over(ffi: ModuleType, path: Path) -> None:
-    """Replaces a loaded library's function for steps and its thread pool by ours."""
+    """Replaces a loaded library's functions for steps and for parallel loops by those of the cpu target."""
     run_step = ffi.Function.__from_extern_c__(RUN_STEP_FOR_TVM)
     ffi.register_global_func(RUN_STEP, run_step, override=True)
     try:
