@@ -50,38 +50,39 @@ This page lists every family of encoders that transformers has, and says whether
 
 | folder | bundle |
 | --- | --- |
-| with `modules.json` of sentence-transformers | vectors, pooled as it says; scores of pairs if it has LogitScore |
-| `...ForSequenceClassification` in `architectures` of config.json | classes; scores of pairs if there is one label |
-| `...ForTokenClassification` | classes of tokens |
-| `...Model` or `...ForMaskedLM` of an encoder | vectors: the mean of the tokens, with a warning |
+| has `modules.json` of sentence-transformers | vectors, pooled as this file says; scores of pairs if it has LogitScore |
+| has `...ForSequenceClassification` in `architectures` of config.json | classes; scores of pairs if there is one label |
+| has `...ForTokenClassification` there | classes of tokens |
+| has an encoder's `...Model` or `...ForMaskedLM` there | vectors: the mean over the tokens, with a warning |
 
 A decoder becomes an embedding model only if its folder has `modules.json`, as Qwen3-Embedding and EmbeddingGemma have.
-T5 encoders, CLIP, ColBERT, sparse vectors, poolings without the prompt's tokens, searches that compare logits, and
-targets other than cpu are refused. `max_kl` limits the cosine distance of vectors. Without a file, the built-in text is
-the calibration.
+T5 encoders, CLIP, ColBERT, sparse vectors, poolings that leave out the prompt's tokens, searches that compare logits,
+and targets other than cpu are refused. For vectors, `max_kl` limits the cosine distance. Without a calibration file,
+the built-in text is used.
 
 ## What a recipe states
 
-`matryoshka_dimensions` of config.json, and `truncate_dim`, list the sizes to which vectors may be cut. If
-`modality_config` has messages (Qwen3-Reranker, zerank-2), a decoder's query and document pass through the chat
-template, as roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma, Qwen3-Embedding and
-bge-reranker-v2-gemma have none of this, so a recipe states it:
+`matryoshka_dimensions` of config.json and `truncate_dim` list the sizes to which vectors may be cut. If
+`modality_config` has messages (Qwen3-Reranker, zerank-2), the chat template renders a decoder's query and document,
+with the roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma, Qwen3-Embedding and
+bge-reranker-v2-gemma have none of these keys, so a recipe must state them:
 
 ```toml
 [pooling]
 dimensions = [512, 256, 128]
-answers = ["yes", "no"]            # turns a decoder into a reranker: logit of yes, minus logit of no if listed
+answers = ["yes", "no"]            # makes a decoder a reranker: the logit of yes, minus that of no if listed
 template = "<|im_start|>user\\nQuery: {query}\\nDocument: {document}<|im_end|>\\n<|im_start|>assistant\\n"
 ```
 
 ## GGUF files
 
-`pooling_type` of the [architecture](models.md#gguf-files-that-are-read) decides: 1 mean, 2 first token, 3 last token, 4
-the head of a reranker or classifier (`cls.*`). An encoder without the key is a reranker if it has a head; otherwise its
-mean is taken, with a warning. A decoder without it is a chat model. `attention.causal` and `context_length` apply, and
-vectors are normalized, as in llama.cpp's tools. Token types are 0, as there. Vectors are within 1e-5 of transformers'
-and llama.cpp's (within 5e-4 of llama.cpp's where it computes GELU in float16). A recipe's `[pooling]` may
-state `dimensions` and `template`. A vector for each token (0) and recurrent models with a pooling are refused.
+`pooling_type` of the [architecture](models.md#gguf-files-that-are-read) selects the pooling: 1 is the mean, 2 the
+first token, 3 the last token, 4 the head of a reranker or classifier (`cls.*`). Without this key, an encoder with a
+head is a reranker, and any other encoder returns the mean, with a warning. A decoder without the key is a chat model.
+As in llama.cpp's tools, `attention.causal` and `context_length` apply, vectors are normalized, and token types are 0.
+Vectors are within 1e-5 of transformers' and llama.cpp's vectors (5e-4 if llama.cpp computes GELU in float16). A
+recipe's `[pooling]` may state `dimensions` and `template`. The value 0 (a vector for each token) and recurrent models
+with a pooling are refused.
 """
 WORKS = """
 ## Families that work

@@ -80,18 +80,19 @@ optimize export MODEL
 ```
 
 This page lists every family of decoders that transformers has, by its model type, and says whether an export works.
-No part of Enginewright knows a family by its name: another model works if its parts do. The page is made by
-`tests/acceptance/test_families_table.py`, which saves, exports and runs a tiny random model of each family.
+No part of Enginewright depends on a family's name, so another model works if all its parts are supported. The page is
+made by `tests/acceptance/test_families_table.py`, which saves, exports and runs a tiny random model of each family.
 
 A model that also takes images or sounds (`...ForConditionalGeneration`) is refused as a whole.
-`optimize export --part text` takes its [text decoder](models.md#models-that-take-images-or-sounds), whose family may
-be listed: gemma3_text for Gemma 3, mistral for Mistral 3, llama for LLaVA.
+`optimize export --part text` exports its [text decoder](models.md#models-that-take-images-or-sounds), whose family may
+be listed here: gemma3_text for Gemma 3, mistral for Mistral 3, llama for LLaVA.
 """
 WORKS = """
 ## Families that work
 
-A prefill and 8 decode steps in 32-bit floats are within 1e-4 of transformers' logits. The number is a bound for the
-recipe `int8`: the mean KL divergence per token on random tokens. Trained models lose less than these tiny random ones.
+In 32-bit floats, the logits of a prefill and 8 decode steps are within 1e-4 of transformers' logits. Above each list
+is a bound for the recipe `int8`: the mean KL divergence per token, on random tokens. Trained models lose less than
+these tiny random models.
 
 """
 RECURRENT_LAYERS = """
@@ -101,7 +102,7 @@ These families have recurrent layers:
 
 """
 RECURRENT_TARGETS = """
-Only the targets {} have kernels for their states; others refuse such a model before any work.
+Only the targets {} have kernels for their states; other targets refuse such a model at once.
 """
 REFUSED = """
 ## Families that are refused
@@ -112,7 +113,7 @@ REFUSED = """
 NOT_TRIED = """
 ## Families that were not tried
 
-No tiny model of these can be built here.
+The test can't build tiny models of these families.
 
 """
 REASONS = {
@@ -126,7 +127,7 @@ REASONS = {
     r"isn't a decoder-only": "Not a decoder-only language model; `--part text` may take its text decoder",
     r"neither causal": "The attention mask is neither causal nor causal within a sliding window",
     r"differs from its source": "The captured program differs from its source",
-    r"can't be traced": "The model can't be traced with packed tokens and any number of them",
+    r"can't be traced": "The model can't be traced with a variable number of packed tokens",
     r"the cpu target has no": "The cpu target lacks an op",
     r"attention interface": "The model mixes tokens without transformers' attention interface",
 }
