@@ -18,13 +18,24 @@ import enginewright
 
 HEAD = """# Python reference
 
-Every public name, from its docstring. [Python API](python-api.md) is the guide. Methods are listed for `LLM` alone:
-those of other classes are for Enginewright itself, and may change. Made by `tests/test_python_reference.py`.
+Every public name, from its docstring. [Python API](python-api.md) is the guide. Only methods of `LLM` are listed:
+methods of other classes are for Enginewright itself, and may change. Made by `tests/test_python_reference.py`.
 """
 LISTS = ("Args:", "Attributes:", "Raises:")
 TEXTS = ("Returns:", "Yields:")
 ENTRY = re.compile(r"    (?P<names>\w[\w, ]*?)(?P<note> \(.*?\))?: (?P<text>.*)")
 WITH_METHODS = ("LLM",)
+FOR_EVENT_LOOPS = ("from_executor", "prepare", "submit", "after_step", "abort", "pulse")
+"""Methods of `LLM` that the page only names."""
+COROUTINES = """### Coroutines
+
+{} run {} without blocking the event loop, and take the same arguments, except `progress` and `use_tqdm`. If the task is
+cancelled, or `aclose` is called, the requests are aborted.
+
+### For event loops
+
+Programs with their own event loop, such as the server, use {}: see their docstrings.
+"""
 
 
 def default_of(parameter: inspect.Parameter) -> str:
@@ -75,12 +86,10 @@ def blocking_twin(owner: type, method: str) -> Any:
     return vars(owner).get(method[1:]) if method.startswith("a") else None
 
 
-def taken_arguments(function: Any, twin: Any) -> str:
-    """A sentence for a coroutine in place of its signature: it takes its twin's arguments, except those it lacks."""
-    here, there = (inspect.signature(f).parameters for f in (function, twin))
-    assert not here.keys() - there.keys(), f"{function.__name__} has arguments that {twin.__name__} lacks"
-    absent = [f"`{name}`" for name in there if name not in here]
-    return f"Takes the arguments of `{twin.__name__}`" + (f", except {', '.join(absent)}." if absent else ".")
+def check_arguments(function: Any, twin: Any) -> None:
+    """Fails if a coroutine's arguments aren't its twin's, except those that the page names."""
+    here, there = (inspect.signature(f).parameters.keys() for f in (function, twin))
+    assert here <= there and there - here <= {"progress", "use_tqdm"}, function.__name__
 
 
 def sections() -> Iterator[str]:
@@ -91,17 +100,21 @@ def sections() -> Iterator[str]:
         if not (inspect.isclass(value) and issubclass(value, Exception)):
             yield f"```text\n{signature(name, value)}\n```\n"
         yield "\n".join(markdown(value.__doc__ or "")) + "\n"
+        coroutines: dict[str, str] = {}
         for method, function in vars(value).items() if name in WITH_METHODS else ():
             function = getattr(function, "__func__", function)
             if method.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
                 continue
-            yield f"### {name}.{method}\n"
-            twin = blocking_twin(value, method)
-            if twin is None:
+            if (twin := blocking_twin(value, method)) is not None:
+                check_arguments(function, twin)
+                coroutines[method] = twin.__name__
+            elif method not in FOR_EVENT_LOOPS:
+                yield f"### {name}.{method}\n"
                 yield f"```text\n{signature(f'{name}.{method}', function)}\n```\n"
-            yield "\n".join(markdown(function.__doc__)) + "\n"
-            if twin is not None:
-                yield taken_arguments(function, twin) + "\n"
+                yield "\n".join(markdown(function.__doc__)) + "\n"
+        if coroutines:
+            lists = (coroutines, coroutines.values(), FOR_EVENT_LOOPS)
+            yield COROUTINES.format(*(", ".join(f"`{n}`" for n in names) for names in lists))
 
 
 def reference() -> str:
