@@ -29,8 +29,8 @@ FOR_EVENT_LOOPS = ("from_executor", "prepare", "submit", "after_step", "abort", 
 """Methods of `LLM` that the page only names."""
 COROUTINES = """### Coroutines
 
-{} run {} without blocking the event loop, and take the same arguments, except `progress` and `use_tqdm`. If the task is
-cancelled, or `aclose` is called, the requests are aborted.
+These methods don't block the event loop: {}. Each has the arguments of the method without the
+first letter, except `progress` and `use_tqdm`. If the task is cancelled, or `aclose` is called, the requests end.
 
 ### For event loops
 
@@ -100,21 +100,20 @@ def sections() -> Iterator[str]:
         if not (inspect.isclass(value) and issubclass(value, Exception)):
             yield f"```text\n{signature(name, value)}\n```\n"
         yield "\n".join(markdown(value.__doc__ or "")) + "\n"
-        coroutines: dict[str, str] = {}
+        coroutines: list[str] = []
         for method, function in vars(value).items() if name in WITH_METHODS else ():
             function = getattr(function, "__func__", function)
             if method.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
                 continue
             if (twin := blocking_twin(value, method)) is not None:
                 check_arguments(function, twin)
-                coroutines[method] = twin.__name__
+                coroutines.append(method)
             elif method not in FOR_EVENT_LOOPS:
                 yield f"### {name}.{method}\n"
                 yield f"```text\n{signature(f'{name}.{method}', function)}\n```\n"
                 yield "\n".join(markdown(function.__doc__)) + "\n"
         if coroutines:
-            lists = (coroutines, coroutines.values(), FOR_EVENT_LOOPS)
-            yield COROUTINES.format(*(", ".join(f"`{n}`" for n in names) for names in lists))
+            yield COROUTINES.format(*(", ".join(f"`{n}`" for n in names) for names in (coroutines, FOR_EVENT_LOOPS)))
 
 
 def reference() -> str:

@@ -60,6 +60,11 @@ def plain(text: str) -> str:
     return " ".join(text.replace("\\[", "[").replace("``", "`").split())
 
 
+def advice(hint: str) -> str:
+    """A hint after the reason of a refusal; the obvious one, to leave the field out, isn't repeated for each."""
+    return "" if re.fullmatch("Leave (it|them) out.?", hint) else f" {sentence(hint)}"
+
+
 def sentence(text: str) -> str:
     """A text that ends with a full stop."""
     return text if text.endswith(".") else f"{text}."
@@ -121,7 +126,7 @@ def rule_lines(rules: Mapping[str, Only]) -> Iterator[str]:
     """An item of a list for the fields of each reason to refuse one."""
     by_reason: dict[str, list[str]] = {}
     for name, rule in rules.items():
-        by_reason.setdefault(f"{rule.why}. {sentence(rule.hint)}", []).append(name)
+        by_reason.setdefault(f"{rule.why}.{advice(rule.hint)}", []).append(name)
     for reason, names in by_reason.items():
         yield f"- {code(names)}: {reason}"
 
@@ -248,7 +253,7 @@ def vllm_lines(rules: Mapping[str, Rule]) -> Iterator[str]:
                 text = ""
             case Only():
                 values = code(dict.fromkeys(map(repr, rule.values)))
-                text = f"only {values}, because {rule.why}. {sentence(rule.hint)}"
+                text = f"only {values}, because {rule.why}.{advice(rule.hint)}"
         by_rule.setdefault(text, []).append(name)
     for text, names in by_rule.items():
         if text:

@@ -278,7 +278,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("gate", "[rows,2I] or [rows,I]"), Input("up", "[rows,I]", OPTIONAL)),
         ("[rows,I]",),
         (Attribute("kind", "string", values=("silu", "gelu", "gelu_tanh", "relu", "sigmoid")),),
-        ": gate and up in one, or apart",
+        ": gate and up in one operand, or in two",
     ),
     "kv_write": OpSchema(
         "plain",
@@ -301,7 +301,7 @@ OPS: Mapping[str, OpSchema] = {
             *_CHOICE,
             *_OWNERS,
         ),
-        means="; a slope times (key position - query position) joins the score. Ends: see "
+        means="; a slope times (key position - query position) is added to the score. Ends: see "
         "[numerics](numerics.md#the-kv-cache)",
     ),
     "attention": OpSchema(
@@ -331,14 +331,14 @@ OPS: Mapping[str, OpSchema] = {
         (Input("hidden", "[T,H]"), Input("q_start", "i32 [B+1]")),
         ("[B,H]",),
         (Attribute("kind", "string", values=("mean", "cls", "last", "max", "weighted")),),
-        means=": of each request's rows. cls is the first; in weighted, token i counts i + 1; zeros without tokens",
+        means=": a row per request. cls is the first; in weighted, token i has the weight i + 1; without tokens, zeros",
     ),
     "take_rows": OpSchema(
         "plain",
         "selection",
         (Input("x", "[T,..]"), Input("rows", "i32 [R]")),
         ("[R,..]",),
-        about="; or x [M,..] and any rows that a step computed",
+        about="; or x [M,..], and rows that a step computed",
     ),
     "elementwise": OpSchema(
         "plain",
@@ -347,7 +347,7 @@ OPS: Mapping[str, OpSchema] = {
         ("any strides",),
         (
             Attribute("fn", "string"),
-            Attribute("scalar", "number", False, ", where the second operand is a number"),
+            Attribute("scalar", "number", False, ", if the second operand is a number"),
             Attribute("scalar_first", "flag", False, " (false) for number op x"),
         ),
         ": rank up to 4, any strides (0 broadcasts)",
@@ -426,7 +426,7 @@ OPS: Mapping[str, OpSchema] = {
         "all",
         (Input("expert_ids", "i32 [T,k]"),),
         (
-            "order i32 [T\\*k]: places sorted by expert, those of one expert ascending",
+            "order i32 [T\\*k]: places sorted by expert, then ascending",
             "rows i32 [T\\*k]: their tokens",
             "starts i32 [E+1]: where each expert's begin",
         ),
@@ -446,7 +446,7 @@ OPS: Mapping[str, OpSchema] = {
         ("[M,N]",),
         (Attribute("weight_group", "integer", False, ", if the weight has scales"), _OFFSETS, *_EPILOGUE),
         "; f32, bf16 or fp8 as `linear`",
-        ": row m by expert e where starts[e] <= m < starts[e+1]; other rows aren't written",
+        ": row m is computed by expert e if starts[e] <= m < starts[e+1]; other rows aren't written",
     ),
     "quantized_grouped_linear": OpSchema(
         "experts",
@@ -541,7 +541,7 @@ OPS: Mapping[str, OpSchema] = {
         (),
         ("the whole matrices, of the same buffers",),
         (_RANKS, Attribute("to", "integer", True, ": the rank that alone needs the whole, or -1"), _CUTS),
-        "of each matrix the columns that this rank has written",
+        "each matrix, of which this rank has written some columns",
         any_number=True,
     ),
     "gather_experts": OpSchema(
@@ -565,11 +565,11 @@ OPS: Mapping[str, OpSchema] = {
         "ranks",
         "meeting",
         (),
-        ("the same matrices, of the rank's own",),
+        ("the same matrices in this rank's buffers",),
         (
             _FIRST,
             Attribute("ranks", "integer", True, " of the stage before"),
-            Attribute("cuts", "string", True, ": which columns each of them sends, as of `all_gather`"),
+            Attribute("cuts", "string", True, ": the columns that each of them sends, as in `all_gather`"),
         ),
         "buffers between the stages",
         any_number=True,
@@ -581,7 +581,7 @@ OPS: Mapping[str, OpSchema] = {
         ("[T,n,Dv]",),
         (*_OF_ATTENTION, _RANKS, Attribute("rank", "integer"), Attribute("first_head", "integer")),
         "; q has all heads",
-        ": this rank gives n heads from `first_head` on",
+        ": n heads of this rank, from `first_head` on",
     ),
 }
 """The ops of the cpu target by name. Other targets that run lowered programs have a part of them."""
