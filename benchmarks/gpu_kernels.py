@@ -26,8 +26,7 @@ from enginewright.plugins.cuda.serve.ops import Launcher, Work
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel, write_kernels
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
-from enginewright.plugins.gpu.launch import scratch_bytes
-from enginewright.plugins.gpu.specs import AttentionShape, splits_of
+from enginewright.plugins.gpu.specs import AttentionShape, attention_scratch, splits_of
 from enginewright.plugins.gpu.step_calls import (
     CACHE_FORMATS_OF,
     FLOATS_OF,
@@ -134,7 +133,7 @@ class AttentionStep:
         requests, blocks = self.table.shape
         splits = splits_of(blocks, BLOCK_SIZE) if of.decodes else 1
         tokens = len(self.q)
-        scratch = scratch_bytes(self.shape(), tokens, blocks) // 4 if of.decodes else 0
+        scratch = attention_scratch(tokens, of.heads, of.size, blocks, BLOCK_SIZE) if of.decodes else 0
         listing = None
         if splits > 1 and listed:
             listing = torch.empty(work_size(requests, splits), dtype=torch.int32, device=place.device)

@@ -10,12 +10,12 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.gpu import launch as launchers
 from enginewright.plugins.gpu.choose_tiles import compile_attention
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel, compile_kernel
 from enginewright.plugins.gpu.plugin_kernels import attention_launch, combine_launch, plugin_attention, write_launch
 from enginewright.plugins.gpu.specs import AttentionShape, combine_spec, splits_of, write_spec
 from tests.gpu import driver
+from tests.plugins.gpu import cases
 from tests.plugins.gpu.cases import Case, step_of
 
 TOLERANCE = 2e-2  # of bfloat16, when tiles differ
@@ -65,7 +65,7 @@ def test_write(cache, capability):
     slots = torch.randperm(96, device="cuda")[:40].int()
     caches, again = ([torch.zeros(3, 32, 3, 64, dtype=stored, device="cuda") for _ in range(2)] for _ in range(2))
     scales, scales_again = ([torch.zeros(3, 32, 3, device="cuda") for _ in range(2)] for _ in range(2))
-    launchers.kv_write(*caches, k, v, slots, *(scales if cache == "int8" else ()))
+    cases.write_heads(*caches, k, v, slots, *(scales if cache == "int8" else ()))
     shape = AttentionShape(3, 3, 64, 64, 32, "bf16", cache, 1.0)  # type: ignore[arg-type]
     kernel = compile_kernel(write_spec(shape, capability))
     tensors = {"k": k, "v": v, "slots": slots}

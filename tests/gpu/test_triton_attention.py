@@ -49,11 +49,11 @@ def test_a_graph_with_memory_that_is_given():
     blocks = step.table.shape[1]
     out = torch.empty_like(step.q)
     scratch = torch.empty(1 << 23, dtype=torch.uint8, device="cuda")
-    work = torch.empty(cases.launch.work_size(3, blocks), dtype=torch.int32, device="cuda")
+    work = torch.empty(cases.work_size(3, cases.splits_of(blocks, 32)), dtype=torch.int32, device="cuda")
     lengths = step.kv_len.clone()
 
     def run() -> None:
-        cases.launch.decode_work(lengths, blocks, 32, out=work)
+        cases.decode_work(lengths, blocks, 32, out=work)
         step.attend(cases.AttentionParts(scratch, work=work), lengths, out)
 
     lengths.fill_(1)
