@@ -50,10 +50,10 @@ This page lists every family of encoders that transformers has, and says whether
 
 | folder | bundle |
 | --- | --- |
-| has `modules.json` of sentence-transformers | vectors, pooled as this file says; scores of pairs if it has LogitScore |
-| has `...ForSequenceClassification` in `architectures` of config.json | classes; scores of pairs if there is one label |
-| has `...ForTokenClassification` there | classes of tokens |
-| has an encoder's `...Model` or `...ForMaskedLM` there | vectors: the mean over the tokens, with a warning |
+| has `modules.json` of sentence-transformers | vectors, pooled as it says; scores of pairs if it has LogitScore |
+| lists `...ForSequenceClassification` in config.json | classes; scores of pairs if there is one label |
+| lists `...ForTokenClassification` in config.json | classes of tokens |
+| lists an encoder's `...Model` or `...ForMaskedLM` in config.json | vectors: the mean over the tokens, with a warning |
 
 A decoder becomes an embedding model only if its folder has `modules.json`, as Qwen3-Embedding and EmbeddingGemma have.
 T5 encoders, CLIP, ColBERT, sparse vectors, poolings that leave out the prompt's tokens, searches that compare logits,
