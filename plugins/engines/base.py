@@ -91,7 +91,7 @@ class EngineExecutor:
 
     @property
     def lost(self) -> str:
-        """The reason why no step can run any more; "" if one can."""
+        """The reason why no further step can run; "" if steps can run."""
         return self._health.lost
 
     def describe(self) -> dict[str, str | int]:
@@ -147,7 +147,9 @@ class EngineExecutor:
 
 
 def engine_section(bundle: Bundle, target: str) -> TensorRtSection:
-    """Returns the engines' section of a ready target's manifest. Raises BundleError without one, or without engines."""
+    """Returns the section of the manifest with a ready target's engines. Raises BundleError if it has no such section,
+    or no engines.
+    """
     section = bundle.target(target).section(TensorRtSection)
     if section is None or not section.engines:
         raise BundleError(f"{bundle.path}: target {target!r} has no engines", hint="Export the bundle again.")

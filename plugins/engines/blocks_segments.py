@@ -1,7 +1,8 @@
-"""Engines between attentions, and our kernels in them: the segments form. See ``plugins.engines.segments``.
+"""Runs engines of the parts between attentions, with our attention kernels between them: the segments form.
 
-Each step of the schedule that runs an engine has a context of its own, to which its weights are bound once. No GPU has
-run this yet; the tests run it with engines, kernels and a driver in memory.
+``plugins.engines.segments`` describes the form. Each step of the schedule that runs an engine has a context of its own,
+to which its weights are bound once. This hasn't run on a GPU yet; tests run it with fake engines, kernels and a fake
+driver.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ class SegmentProgram(PackedProgram):
             engine.close()
 
     def _context(self, index: int, step: SegmentStep, shape: StepShape, *, keep: bool) -> Context:
-        """Prepares the context of a step of the schedule: sets its sizes and addresses."""
+        """Returns the context of step ``index`` of the schedule, bound to sizes and addresses.
+
+        ``keep``: True for a context whose state a graph holds, so that no other size is bound to it.
+        """
         engine, segment = self._engines[step.segment], self._segments[step.segment]
         context = None if keep else self._contexts.get((index, shape.profile))
         if context is not None and shape == self._last:
@@ -147,7 +151,9 @@ class SegmentProgram(PackedProgram):
         return run
 
     def _load_kernels(self, bundle: Bundle, target: str) -> dict[int, AttentionLaunches]:
-        """Loads this GPU's kernels, by layer. Raises BundleError if the bundle has none for it."""
+        """Loads the kernels for this GPU; returns those of each layer. Raises BundleError if the bundle has none for
+        it.
+        """
         folder = bundle.path / target_folder(target) / KERNELS_FOLDER
         capability = self._device.gpu.capability
         launches: dict[int, AttentionLaunches] = {}
@@ -163,7 +169,7 @@ class SegmentProgram(PackedProgram):
         return launches
 
     def _activations(self) -> dict[str, int]:
-        """Returns the maximum bytes of the buffers and of the partial results of a decode step's attention, by
+        """Returns the maximum bytes of each buffer, and of the partial results of a decode step's attention, by
         name.
         """
         sizes = {"T": self._limits.tokens, "R": self._limits.rows}
@@ -193,7 +199,7 @@ class SegmentProgram(PackedProgram):
 
 
 def segment_limits(schedule: SegmentSchedule, requests: int, context: int) -> StepLimits:
-    """Returns the largest step, of at most that many requests and tokens."""
+    """Returns the sizes of the largest step, with at most ``requests`` requests of ``context`` tokens."""
     tokens = max(profile.T[2] for profile in schedule.profiles)
     rows = max(profile.R[2] for profile in schedule.profiles)
     smallest = min(group.block_size for group in schedule.cache_groups)

@@ -1,4 +1,4 @@
-"""Launches the attention kernels of a bundle between engines, for ``ew.kv_write`` and ``ew.paged_attention``.
+"""Launches the attention kernels that a bundle contains, for ``ew.kv_write`` and ``ew.paged_attention``.
 
 Grids and arguments are those of TensorRT's plugins (``plugins.gpu.plugin_kernels``), which launch the same code.
 """
@@ -33,16 +33,16 @@ class _Loaded:
 
 
 class AttentionLaunches:
-    """The kernels of some layers, loaded.
+    """The loaded attention kernels of some layers.
 
     Args:
-        kernels: their stems.
-        folder: the folder of the kernels' files.
+        kernels: the stems of the kernels' files.
+        folder: the folder of these files.
         device: the GPU, open for this thread.
 
     Raises:
         BundleError: a kernel can't be read.
-        TargetError: the driver refuses one.
+        TargetError: the driver rejects a kernel.
     """
 
     def __init__(self, kernels: AttentionKernels, folder: Path, device: Device) -> None:
@@ -52,9 +52,9 @@ class AttentionLaunches:
         )
 
     def scratch_bytes(self, heads: int, group: CacheGroup, tokens: int, blocks: int) -> tuple[int, int]:
-        """Returns the bytes of the partial results of ``tokens`` tokens, and of their logarithms of sums.
+        """Returns the bytes of the partial results of splits for ``tokens`` tokens, and of their logarithms of sums.
 
-        ``blocks``: the width of the block tables.
+        ``heads`` is the number of query heads, ``blocks`` the width of the block tables.
         """
         splits = self._splits(group, blocks)
         return 4 * tokens * heads * splits * group.value_head_size, 4 * tokens * heads * splits

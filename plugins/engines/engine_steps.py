@@ -93,7 +93,7 @@ class StepMemory:
                 self.device.zero(cache.address + block * cache.block_bytes, cache.block_bytes)
 
     def prepare(self, step: StepInput) -> None:
-        """Clears and copies the blocks that a step lists."""
+        """Clears and copies the cache blocks that a step lists in ``clears`` and ``copies``."""
         for name, cleared in step.clears.items():
             self.clear(name, cleared.tolist())
         for name, pairs in step.copies.items():
@@ -118,7 +118,7 @@ def upload_bytes(sizes: Iterable[int]) -> int:
 
 
 def _aligned(nbytes: int) -> int:
-    """Rounds bytes up to the alignment of inputs."""
+    """Rounds a number of bytes up to the alignment of inputs."""
     return -(-nbytes // 256) * 256
 
 
@@ -151,7 +151,7 @@ class EngineProgram(Protocol):
         """Yields the runs of a step in order. Raises RequestError or CapacityError for a step that can't run."""
 
     def describe(self) -> dict[str, str | int]:
-        """Returns facts about its engines for ``LLM.info``: name of the fact -> value."""
+        """Returns facts about its engines for ``LLM.info``, by name."""
 
     def close(self) -> None:
         """Destroys contexts and engines that aren't cached for other runs. Call it before freeing their memory."""
@@ -163,8 +163,11 @@ class PackedProgram(ABC):
     memory: StepMemory
 
     def runs(self, step: StepInput) -> Iterator[EngineRun]:
-        """Implements ``EngineProgram.runs``. If there are more rows than a profile has, the requests run several times;
-        each run writes the same cache values.
+        """Implements ``EngineProgram.runs``.
+
+        If a step has more rows of logits than its profile, its requests are computed several times, each time with
+        other rows;
+        every run writes the same values to the caches.
         """
         for part, order in divided(step, self, decodes=_decodes(step)):
             tokens, requests, decodes = len(part.ids), len(part.kv_len), _decodes(part)
@@ -179,7 +182,11 @@ class PackedProgram(ABC):
 
     @abstractmethod
     def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
-        """Returns the sizes to pad a step to. Raises RequestError if no profile holds the step."""
+        """Returns the sizes to which a step with these sizes is padded. Raises RequestError if no profile holds the
+        step.
+
+        ``decodes``: True if each request has one token.
+        """
 
     @abstractmethod
     def most(self, *, decodes: bool) -> tuple[int, int]:
@@ -187,11 +194,13 @@ class PackedProgram(ABC):
 
     @abstractmethod
     def most_rows(self, shape: StepShape) -> int:
-        """Returns the most rows of logits in a run, in the profile of ``shape``."""
+        """Returns the most rows of logits that a run can compute in the profile of ``shape``."""
 
     @abstractmethod
     def bound(self, shape: StepShape, keep: bool) -> GraphedWork:
-        """Returns the work of a step of these sizes, to be run now or, with ``keep`` (for a graph), at any time."""
+        """Returns the work of a step of these sizes. With ``keep``, which graphs need, it can be run at any later time,
+        otherwise only now.
+        """
 
 
 def packed_memory(
@@ -256,7 +265,7 @@ class EngineSteps:
             self._memory.clear(name, table[owners].ravel().tolist())
 
     def describe(self) -> dict[str, str | int]:
-        """Returns notes for people, by name."""
+        """Returns notes on how steps ran, by name, for ``LLM.info``."""
         return self._graphs.describe() | {"sampling": self._sampler.where} | self._program.describe()
 
     def close(self) -> None:

@@ -37,13 +37,13 @@ from .slot_profiles import Choice, cut, lengthen, widen
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that a run is bound to; runs with equal ones share a graph.
+    """The sizes to which a run is padded. Runs with equal ones share a graph.
 
     Attributes:
         choice: the engine and profile that run it.
         first: the first slot.
         batch, length: [B, S] of its tokens.
-        rows: rows of logits.
+        rows: the rows of logits.
     """
 
     choice: Choice
@@ -179,7 +179,9 @@ def _slot_tensors(group: CacheGroup, layer: int) -> list[CacheTensor]:
 
 
 def _check_engines(engines: Sequence[Engine], io: LinearIo, capacity: int) -> None:
-    """Raises BundleError for an engine that isn't of the linear form, or for other slots."""
+    """Raises BundleError for an engine that isn't of the linear form, or whose slots don't have ``capacity``
+    positions.
+    """
     pairs = [pair for group in io.cache_groups for layer in group.layers for pair in cache_names(layer)]
     optional = [POSITION_IDS, WRITE_INDEX, ROWS, *(group.mask for group in io.cache_groups)]
     for engine in engines:

@@ -22,9 +22,11 @@ FREE_SHARE = 0.8
 
 
 class SlotForm:
-    """The ``EngineForm`` of engines of the whole model. A KV block is a slot for one request; prefill and decode
-    alternate. All cache groups have the number of slots of the smallest. A slot has a place for one token more than a
-    request. Raises BundleError.
+    """The ``EngineForm`` of engines of the whole model. A cache block is a slot for one request.
+
+    A step has either prompts or decodes. All cache groups get the number of slots of the smallest. A slot has one
+    position
+    more than a request has tokens. Raises BundleError if the target has no such engines, or their profiles contradict.
     """
 
     most_blocks: int | None = None
@@ -50,10 +52,10 @@ class SlotForm:
 
 
 def gpu_budget(bundle: Bundle, target: str) -> int:
-    """Returns the default bytes for caches: most of the GPU's free memory minus that of engines and weights.
+    """Returns the default bytes for caches: most of the GPU's free memory, less the memory of engines and weights.
 
-    Segments have no weights in their engines and use the bundle's. Raises CapacityError if nothing is left, and the
-    errors of opening the target.
+    In the segments form, weights are in the bundle and not in the engines. Raises CapacityError if nothing is left, and
+    the errors of opening the target.
     """
     section = engine_section(bundle, target)
     library = open_library(section, f"target {target!r}")

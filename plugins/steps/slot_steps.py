@@ -1,4 +1,4 @@
-"""Steps over slots: plans the runs of a step, puts their logits in order, and clears slots with NaN or infinity."""
+"""Runs steps over slots: plans the runs of a step, orders their logits, and clears slots with NaN or infinity."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ class Slots(Protocol):
 
     @property
     def length(self) -> int:
-        """The number of tokens that a slot has room for now."""
+        """The number of positions that a slot has now."""
 
     def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
-        """Makes the slots of requests [B] long enough for their tokens [B]. Raises CapacityError."""
+        """Makes slots long enough for requests: ``slot_of`` [B] are their slots, ``kv_len`` [B] their tokens. Raises
+        CapacityError.
+        """
 
     def run(self, run: SlotRun) -> FloatArray:
-        """Returns the logits of a run's wanted tokens, [R, V]. They are valid until the next run."""
+        """Returns the logits of the tokens ``run.wanted``, [R, V]. They are valid until the next run."""
 
     def forget(self, slots: Int32Array) -> None:
-        """Fills slots with zeros, so that NaN and infinity in them don't affect later requests."""
+        """Sets slots to zero, so that NaN or infinity in them doesn't affect later requests."""
 
 
 class SlotSteps:
@@ -81,7 +83,9 @@ class SlotSteps:
         return output
 
     def _logits(self, runs: Sequence[SlotRun], rows: int, *, keep: bool) -> FloatArray:
-        """Returns the logits of the step's rows, [R, V]; valid until the next step unless ``keep``."""
+        """Runs the model; returns the logits of the step's rows, [R, V]. They are valid until the next step, or longer
+        if ``keep``.
+        """
         if not runs:
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         if len(runs) == 1:  # it has all rows, in their order
