@@ -140,6 +140,8 @@ class Check:
 def within(name: str, measured: float, limit: float, detail: str = "", *, least: bool = False) -> Check:
     """Returns a check named ``name``: passed if ``measured`` is at most ``limit``, or with ``least``, at least
     ``limit``.
+
+    ``detail``: see ``Check``.
     """
     passed = measured >= limit if least else measured <= limit
     return Check(name, "passed" if passed else "failed", measured, limit, detail, least=least)

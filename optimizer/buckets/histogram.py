@@ -46,9 +46,10 @@ class Histogram:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int], origin: str) -> Histogram:
-        """Returns the histogram of ``counts``, without the lengths whose count is 0.
+        """Returns the histogram of length -> count, without the lengths whose count is 0.
 
-        Raises RequestError if no length is left or a number is out of range.
+        ``origin`` is the source of the lengths, for messages. Raises RequestError if no length is left or a number is
+        out of range.
         """
         for length, count in counts.items():
             if not 1 <= length <= LONGEST:

@@ -147,8 +147,9 @@ def powers_of_two(largest: int, most: int | None = None, multiple: int = 1) -> t
 
 
 def geometric(smallest: int, largest: int, count: int, multiple: int = 1) -> tuple[int, ...]:
-    """Returns at most ``count`` sizes from ``smallest`` to ``largest``, with about the same factor between
-    neighbours.
+    """Returns at most ``count`` sizes from ``smallest`` to ``largest``, with about the same factor between neighbours.
+
+    All but the last are rounded up to a multiple of ``multiple``.
     """
     if count < 2 or smallest >= largest:
         return (largest,)

@@ -136,9 +136,10 @@ def _problem(name: str, default: Default) -> str | None:
 
 
 def token_ids(named: object, vocab_size: int, where: str) -> tuple[int, ...]:
-    """Returns the tokens of a field that has one token or a list, without ids outside the vocabulary, such as -1.
+    """Returns the tokens of a field of generation settings, without ids that aren't below ``vocab_size``, such as -1.
 
-    Raises SourceError naming ``where`` if a value isn't a token.
+    ``named``: the field's value, a token or a list of tokens. Raises SourceError naming ``where`` if it is anything
+    else.
     """
     listed: Iterable[object] = named if isinstance(named, list | tuple) else [named]
     counts = []

@@ -16,7 +16,8 @@ from enginewright.runtime.shared.errors import SourceError
 def find_here(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> Path | HubId:
     """Returns a source's path on this disk, or else its Hub id; nothing is fetched.
 
-    Raises SourceError if the text is neither, or is a path with a revision.
+    ``option``: the option that names the source, for messages. Raises SourceError if the text is neither, or is a path
+    with a revision.
     """
     text = os.fspath(source)
     prefix = f"{option}: " if option else ""

@@ -249,7 +249,15 @@ def _is_encoder(config: PretrainedConfig, name: str) -> bool:
 
 
 def class_for(config: PretrainedConfig, classes: Any, directory: Path) -> type[PreTrainedModel]:
-    """Returns transformers' class for a configuration: the one in ``architectures`` if it is in the table."""
+    """Returns transformers' class for a configuration: the one in ``architectures`` if it is in the table.
+
+    Args:
+        config: the configuration.
+        classes: transformers' table of classes by the class of configuration.
+        directory: the model's folder, for messages.
+
+    Raises UnsupportedModelError if the table has no class for it.
+    """
     known = classes.get(type(config), None)
     listed = known if isinstance(known, tuple | list) else (known,)
     name = next(iter(getattr(config, "architectures", None) or ()), "")

@@ -113,8 +113,9 @@ def modules_after(source: PooledSource) -> tuple[torch.nn.ModuleList, list[str]]
 
 
 def score_of(logits: torch.Tensor, answers: tuple[int, int | None]) -> torch.Tensor:
-    """Returns the logit of the token for yes, minus that of the token for no if there is one: logits [B, V] ->
-    [B, 1].
+    """Returns the logit of the token for yes, minus that of the token for no: logits [B, V] -> [B, 1].
+
+    ``answers``: the ids of these two tokens; the second is None if the score is the logit for yes alone.
     """
     yes, no = answers
     score = logits[:, yes : yes + 1]

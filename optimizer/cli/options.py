@@ -356,9 +356,10 @@ def _check_param(name: str, said: Mapping[str, Any]) -> None:
 
 
 def named_value(option: str, text: str, example: str) -> tuple[str, Any]:
-    """Parses NAME=VALUE to a name and a value: parsed if it is JSON (true, 3, [1, 2]), else text.
+    """Parses ``text`` of the form NAME=VALUE, and returns the name and the value: parsed if it is JSON (true, 3, [1,
+    2]), else text.
 
-    Raises BadParameter if the name is missing.
+    Raises BadParameter, naming ``option`` and an ``example`` of the form, if the name is missing.
     """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():

@@ -332,7 +332,14 @@ def _locked(path: Path, on_wait: Callable[[], None]) -> IO[bytes]:
 def take_export(key: str, output: str | Path, overwrite: bool, inputs: Inputs, start: float) -> ExportReport | None:
     """Copies the bundle of a cached export to ``output``, and returns that export's report; None if none is cached.
 
-    ``start``: the time at which this export began, of ``time.perf_counter``. Raises the errors of writing a bundle.
+    Args:
+        key: the key under which the export is cached.
+        output: the folder to write.
+        overwrite: True if an existing bundle may be replaced.
+        inputs: option -> path of each input, none of which may be in the output.
+        start: the time at which this export began, of ``time.perf_counter``.
+
+    Raises the errors of writing a bundle.
     """
     with BundleWriter(output, overwrite, inputs) as writer:
         with writing(writer.final_path, 0):

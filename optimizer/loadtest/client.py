@@ -206,7 +206,7 @@ class Answer:
             self.prompt_tokens = None if answer.usage is None else answer.usage.prompt_tokens
 
     def fail(self, kind: str, message: str) -> None:
-        """Sets the error, if it is the first one and the client hasn't left."""
+        """Sets the error's kind and its message, if it is the first error and the client hasn't left."""
         if self.error is None and not self.left:
             self.error, self.message = kind, printable(message)[:_MESSAGE]
 

@@ -81,8 +81,10 @@ class Wires:
         return max((link.base for link in used), default=0.0) + hops
 
     def seconds(self, inside: float, between: float) -> float:
-        """Predicts the seconds to receive bytes from ranks of the same machine and of others, both at the same
-        time.
+        """Predicts the seconds to receive ``inside`` bytes from ranks of the same machine and ``between`` bytes from
+        others.
+
+        Both arrive at the same time.
         """
         pairs = (inside, self.inside), (between, self.between)
         return max(n / self._bandwidth(link) if link and link.bandwidth else 0.0 for n, link in pairs)

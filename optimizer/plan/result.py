@@ -118,7 +118,14 @@ class DeviceSection:
 
     @classmethod
     def of(cls, gpu: Gpu | None, room: int, shares: Shares, load: float = 0.0) -> DeviceSection:
-        """Returns the properties of a GPU, or of this machine for None."""
+        """Returns the properties of a GPU, or of this machine if ``gpu`` is None.
+
+        Args:
+            gpu: the GPU.
+            room: bytes of its memory for weights, caches and the values of a step.
+            shares: the shares of a GPU's peak speeds that programs reach.
+            load: this machine's load average per core.
+        """
         if gpu is None:
             return cls(PROCESSOR, True, room, load=round(load, 2))
         peaks = dict(gpu.peaks)

@@ -37,7 +37,10 @@ class LogAxis:
 
     @classmethod
     def around(cls, values: Sequence[float], start: float, end: float) -> LogAxis:
-        """Returns the axis of powers of ten around some positive values, at least one power wide."""
+        """Returns the axis of powers of ten around some positive values, at least one power wide.
+
+        ``start`` and ``end``: the positions of the axis's ends in the picture.
+        """
         low = 10.0 ** math.floor(math.log10(min(values)))
         high = 10.0 ** math.ceil(math.log10(max(values)))
         return cls(low, high if high > low else low * 10, start, end)

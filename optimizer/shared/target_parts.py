@@ -19,7 +19,16 @@ def targets_with(name: str) -> list[str]:
 
 
 def part_for(bundle: Bundle, name: str, target: str | None, doing: str) -> tuple[str, ModuleType]:
-    """Returns a target of a bundle whose package has a given module, and that module."""
+    """Returns a target of a bundle whose package has the module ``name``, and that module.
+
+    Args:
+        bundle: the bundle.
+        name: the module's name within the package.
+        target: the only target to look at; None for the first that has the module.
+        doing: a participle for messages, such as "tuned".
+
+    Raises BundleError if no target has it.
+    """
     there = ", ".join(sorted(bundle.targets)) or "none"
     if target is not None and target not in bundle.targets:
         raise BundleError(

@@ -47,8 +47,12 @@ def why_no_text(tokenizer: Tokenizer | None, info: ModelInfo) -> str | None:
 
 
 def windows_to_compare(parameters: int, window: int, available: int) -> list[int]:
-    """Returns the indices of the windows to compare, spread over the text: at least one, and fewer for larger
-    models.
+    """Returns the indices of the windows to compare, spread over the text: at least one, and fewer for larger models.
+
+    Args:
+        parameters: the number of the model's parameters.
+        window: the tokens of a window.
+        available: the number of windows of the text.
     """
     count = max(1, min(available, MOST_WINDOWS, _WORK // (max(parameters, 1) * window)))
     return spread(count, available)

@@ -57,7 +57,7 @@ def read_regular(path: str | os.PathLike[str], *, most: int, within: Path | None
     """Returns the contents of a file of at most ``most`` bytes.
 
     With ``piped``, the file may also be a pipe of the shell ("/dev/stdin", "/dev/fd/63"); use it only for a path that
-    the user gave.
+    the user gave. ``within`` is as for ``open_regular``.
 
     Raises OSError as ``open_regular`` does.
     """

@@ -91,7 +91,9 @@ def partition_of(ranks: int | None, partition: str | None) -> Partition:
 
 
 def check_ray(ray: str | None, cut: Partition, prefix_folder: object) -> None:
-    """Raises RequestError if ``ray`` is used with one rank, or with a prefix folder."""
+    """Raises RequestError if the argument ``ray`` of ``LLM`` is used with one rank (``cut``), or with a prefix
+    folder.
+    """
     check_options(ray=ray)
     if ray is not None and cut.ranks == 1:
         hint = "Pass ranks=N or partition=... as well, or leave ray out."

@@ -383,7 +383,14 @@ class DividedPool(BlockPool):
 
 
 def pool_of(name: str, block_size: int, blocks: int, owners: int, evicted: Callable[[int], None]) -> BlockPool:
-    """Makes the pool of a cache group's blocks, each of ``block_size`` tokens.
+    """Makes the pool of a cache group's blocks.
+
+    Args:
+        name: the group's name, for the error.
+        block_size: the number of tokens of a block.
+        blocks: the number of blocks.
+        owners: the number of owners among which the blocks are divided.
+        evicted: called with a kept block before it is given to somebody else.
 
     Raises ValueError if the blocks of several owners don't make whole splits for each of them.
     """

@@ -207,9 +207,14 @@ class BlockStore:
         *,
         wait: bool = False,
     ) -> None:
-        """Queues a record to be written by a thread.
+        """Queues a record to be written by a thread, unless the folder has it already.
 
-        ``wait``: True waits for room in the queue; False skips the record if there is no room.
+        Args:
+            name: the name of the record.
+            namespace: the namespace of the tokens.
+            items: the items of the block's tokens.
+            payloads: the contents of the record.
+            wait: True waits for room in the queue; False skips the record if there is no room.
         """
         if not self.writable or name in self._files or name in self._waiting:
             return

@@ -253,7 +253,10 @@ def _blocks(
 
 
 def bytes_for(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int] = MappingProxyType({})) -> int:
-    """Returns the smallest budget in bytes with which ``plan_pools`` holds ``tokens``."""
+    """Returns the smallest budget in bytes with which ``plan_pools`` holds ``tokens``.
+
+    ``enough`` is as for ``plan_pools``.
+    """
     unit = pool_unit(groups)
     blocks = _blocks(groups, -(-tokens // unit) * unit, enough)
     return sum(cache_block_bytes(g) * blocks[g.name] for g in groups)

@@ -78,6 +78,10 @@ def free_memory(meminfo: Path = _MEMINFO, cgroup: Path = Path("/sys/fs/cgroup"))
     """Returns the bytes that may still be used: the system's free memory or the container's limit, whichever is less.
 
     A container's cache of files that weren't used lately counts as free: the system drops it on demand.
+
+    Args:
+        meminfo: the system's file with the free memory.
+        cgroup: the system's folder with the container's limits.
     """
     listed = proc_field(meminfo, "MemAvailable").partition(" ")[0]  # none on other systems than Linux
     available = int(listed) * 1024 if listed else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

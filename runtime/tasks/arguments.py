@@ -192,7 +192,12 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
 
 
 def check_type(name: str, value: object, types: tuple[type, ...], expected: str) -> None:
-    """Raises RequestError naming the argument if its type is wrong. A bool isn't accepted as an int."""
+    """Raises RequestError naming the argument ``name`` if its value has none of ``types``.
+
+    A bool isn't accepted as an int.
+
+    ``expected``: a description of the right types, for the hint.
+    """
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise RequestError(f"{name}: {shown(value)} is of type {type(value).__name__}", hint=f"It must be {expected}.")
 
@@ -246,7 +251,7 @@ def token_ids(prompt: Any, name: str) -> list[Any]:
 
 
 def numbers(name: str, value: Any, hint: str) -> list[Any]:
-    """Returns the items of a list that isn't empty. Raises RequestError naming the argument."""
+    """Returns the items of a list that isn't empty. Raises RequestError naming the argument ``name``, with ``hint``."""
     items = [] if isinstance(value, (str, Mapping)) else _items(name, value, hint)
     if not items:
         raise RequestError(f"{name}: {shown(value)} isn't a list of numbers", hint=hint)

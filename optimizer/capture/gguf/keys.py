@@ -70,7 +70,10 @@ class Keys:
         return f"{self._prefix}{name}" in self.file.metadata
 
     def integer(self, name: str, default: int | _Required = REQUIRED) -> int:
-        """Reads an integer of at least 0. Raises SourceError if it is missing or of another type."""
+        """Reads an integer of at least 0. A missing key has the value ``default``.
+
+        Raises SourceError if it is of another type, or missing without a default.
+        """
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, value, "no integer")
@@ -79,7 +82,10 @@ class Keys:
         return value
 
     def number(self, name: str, default: float | _Required = REQUIRED) -> float:
-        """Reads a floating-point number. Raises SourceError if it is missing, of another type or not finite."""
+        """Reads a floating-point number. A missing key has the value ``default``.
+
+        Raises SourceError if it is of another type, not finite, or missing without a default.
+        """
         value = self._get(name, default)
         if not isinstance(value, float):
             raise self._wrong(name, value, "no floating-point number")
@@ -88,21 +94,31 @@ class Keys:
         return value
 
     def flag(self, name: str, default: bool | _Required = REQUIRED) -> bool:
-        """Reads a boolean. Raises SourceError if it is missing or of another type."""
+        """Reads a boolean. A missing key has the value ``default``.
+
+        Raises SourceError if it is of another type, or missing without a default.
+        """
         value = self._get(name, default)
         if not isinstance(value, bool):
             raise self._wrong(name, value, "no boolean")
         return value
 
     def text(self, name: str, default: str | _Required = REQUIRED) -> str:
-        """Reads a text. Raises SourceError if it is missing or of another type."""
+        """Reads a text. A missing key has the value ``default``.
+
+        Raises SourceError if it is of another type, or missing without a default.
+        """
         value = self._get(name, default)
         if not isinstance(value, str):
             raise self._wrong(name, value, "no text")
         return value
 
     def by_layer(self, name: str, layers: int, default: int | _Required = REQUIRED) -> list[int]:
-        """Reads an integer for each layer: from an array with one for each, or from one integer for all."""
+        """Reads an integer for each layer: from an array with one for each, or from one integer for all.
+
+        A missing key has the value ``default`` for all layers. Raises SourceError if it is of another type or length,
+        or missing without a default.
+        """
         value = self._get(name, default)
         if not isinstance(value, GgufArray):
             return [self.integer(name, default)] * layers
@@ -121,7 +137,10 @@ class Keys:
         return [bool(self._item(name, item)) for item in value.read()[:layers]]
 
     def same_for_all(self, name: str, layers: int, default: int | _Required = REQUIRED) -> int:
-        """Reads an integer that must be equal for all layers. Raises UnsupportedModelError if layers differ."""
+        """Reads an integer that must be equal for all layers. Raises UnsupportedModelError if layers differ.
+
+        The arguments and the other errors are those of ``by_layer``.
+        """
         values = set(self.by_layer(name, layers, default))
         if len(values) != 1:
             raise self.refusal(name, f"is {sorted(values)}: layers that differ in it")
@@ -166,7 +185,10 @@ class Keys:
         return self.file.metadata.get(f"{self._prefix}{name}")
 
     def refuse_unread(self, harmless: Sequence[str] = ()) -> None:
-        """Raises UnsupportedModelError for the first key that nothing has read and that may change the numbers."""
+        """Raises UnsupportedModelError for the first key that nothing has read and that may change the numbers.
+
+        ``harmless``: further keys that don't change them.
+        """
         for full, value in self.file.metadata.items():
             name = full.removeprefix(self._prefix)
             if name == full or name in self._read or name in HARMLESS or name in harmless:

@@ -384,6 +384,8 @@ def _check_ties(
 def merge_by_score(text: str, places: Mapping[str, int], scores: Sequence[float]) -> list[str]:
     """Returns the tokens of a text by SentencePiece's merging; unknown characters stay single.
 
+    ``places``: token -> its id. ``scores``: the score of each id; the pair with the highest score is merged first.
+
     Kudo and Richardson, SentencePiece: A simple and language independent subword tokenizer (2018).
     """
     symbols = list(text)

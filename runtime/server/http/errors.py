@@ -269,7 +269,10 @@ class ApiError(Exception):
 
 
 def openai_error(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Returns the JSON body of an error in OpenAI's format. ``kind`` is the error's field ``type``."""
+    """Returns the JSON body of an error in OpenAI's format.
+
+    ``kind``, ``param`` and ``code`` are the error's fields ``type``, ``param`` and ``code``.
+    """
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

@@ -137,7 +137,9 @@ class Metrics:
         self._use(model, tenant, prompt, new)
 
     def aborted(self, model: str, prompt: int = 0, new: int = 0, tenant: str = "") -> None:
-        """Counts a request that was aborted or whose engine died."""
+        """Counts a request that was aborted or whose engine died, with its ``prompt`` tokens and ``new`` tokens so
+        far.
+        """
         for counter in self._ends:
             counter.labels(model, "abort").inc()
         self._use(model, tenant, prompt, new)
