@@ -136,10 +136,14 @@ def _problem(name: str, default: Default) -> str | None:
 
 
 def token_ids(named: object, vocab_size: int, where: str) -> tuple[int, ...]:
-    """Returns the tokens of a field of generation settings, without ids that aren't below ``vocab_size``, such as -1.
+    """Returns the tokens of a field of generation settings. Ids outside the vocabulary, such as -1, are left out.
 
-    ``named``: the field's value, a token or a list of tokens. Raises SourceError naming ``where`` if it is anything
-    else.
+    Args:
+        named: the field's value: a token, or a list of tokens.
+        vocab_size: the number of tokens in the vocabulary.
+        where: the field's name and file, for messages.
+
+    Raises SourceError if the value is anything else.
     """
     listed: Iterable[object] = named if isinstance(named, list | tuple) else [named]
     counts = []

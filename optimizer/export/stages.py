@@ -226,7 +226,10 @@ def calibration_tokens(request: ExportRequest, model: OpenModel) -> Calibration 
 def search_within_budget(
     request: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], scratch: Path
 ) -> Searched:
-    """Runs the searches that the recipe asks for, and returns the recipe with their results in place of the budgets."""
+    """Runs the searches that the recipe asks for, and returns the recipe with their results in place of the budgets.
+
+    ``sequences``: token ids of the calibration, [S] each. ``scratch``: a folder for computed weights.
+    """
     inputs = Searching(
         model.captured,
         sequences,

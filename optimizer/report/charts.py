@@ -47,7 +47,10 @@ class LogAxis:
 
     @classmethod
     def near(cls, values: Sequence[float], start: float, end: float, margin: float) -> LogAxis:
-        """Returns the axis from the smallest positive value to the largest, ``margin`` times wider at both ends."""
+        """Returns the axis from the smallest positive value to the largest, ``margin`` times wider at both ends.
+
+        ``start`` and ``end``: the positions of the axis's ends in the picture.
+        """
         return cls(min(values) / margin, max(values) * margin, start, end)
 
     def at(self, value: float) -> float:

@@ -117,8 +117,9 @@ class PruningSearch(Search[PruneReport]):
         return self.curve[1] if assignment is None or not any(assignment.chosen) else assignment
 
     def applied(self, choice: Assignment) -> Recipe:
-        """Returns the recipe with the chosen removals by name; without a KL in [budget], the search's budget is set
-        there.
+        """Returns the recipe with the removals of ``choice`` by name.
+
+        If [budget] has no KL, it gets the KL of [prune].
         """
         overrides = [
             PruneOverride(layers=glob.escape(path), **{kind: share.share})

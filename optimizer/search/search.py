@@ -238,7 +238,10 @@ class Search(ABC, Generic[Report]):
         self.find_units()
 
     def on_progress(self, done: int, total: int, where: str) -> None:
-        """Reports that ``done`` of ``total`` measurements are finished, and the place of the next one."""
+        """Reports that ``done`` of ``total`` measurements are finished.
+
+        ``where``: the path of the unit that is measured next.
+        """
         self.task.progress(ProgressEvent(self.stage, done, total, where))
 
     def checked_on(self, passes: Sequence[Pass], source: Program | None = None) -> Check:

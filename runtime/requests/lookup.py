@@ -26,7 +26,7 @@ OWN_KINDS = {
 }
 """The length of an n-gram that occurs earlier in the request's own text -> the kind of the proposal from there."""
 PAST_KINDS = {8: ProposalKind("past_answers", 8, 0.8), 4: ProposalKind("past_answers", 4, 0.6)}
-"""The length of an n-gram that occurs in a past answer -> the kind of the proposal from there."""
+"""Length of an n-gram -> the kind of the proposals that followed such an n-gram in a past answer."""
 FORCED = ProposalKind("forced", 1 << 10, 1.0)
 """The kind of proposals that the rules of a request force."""
 

@@ -376,7 +376,9 @@ def seed_of(prompt: Sequence[int], seed: int = 0) -> int:
     """Returns the seed of a request without its own seed: the first 8 bytes (little-endian) of BLAKE2b of the ids as
     i32.
 
-    If ``seed``, the LLM's, isn't 0, it is the key of the hash, as u64.
+    Args:
+        prompt: the token ids of the prompt.
+        seed: the seed of the ``LLM``. If it isn't 0, it is the key of the hash, as u64.
     """
     data = np.asarray(prompt, "<i4").tobytes()
     key = seed.to_bytes(8, "little") if seed else b""

@@ -35,7 +35,7 @@ class AcceptanceRates:
         self._seen: dict[ProposalKind, list[float]] = {}  # kind -> accepted tokens, tokens
 
     def rate(self, kind: ProposalKind) -> float:
-        """Returns the rate of a kind, from 0 to 1."""
+        """Returns the acceptance rate of the tokens of a kind of proposals, from 0 to 1."""
         expected = kind.expected if self._before is None else self._before.rate(kind)
         accepted, tokens = self._seen.get(kind, (0.0, 0.0))
         return (accepted + _WEIGHT * expected) / (tokens + _WEIGHT)

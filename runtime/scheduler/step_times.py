@@ -39,7 +39,9 @@ changes.
 _LATELY = 0.97
 """The factor by which each new step lowers the weight of earlier ones in the mean residual of a number of rows."""
 _LIKE_OTHERS = 2.0
-"""The weight, in steps, of the mean residual over all numbers of rows in the residual of one number of rows."""
+"""The weight of the mean residual over all numbers of rows, in the estimated residual of one number: that of two
+steps.
+"""
 _PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
 """(rows, weight in steps) of assumed steps, which take the expected time. They steady the line before measurements."""
 _MEMORY = 16.0

@@ -1,6 +1,6 @@
 """Places the tensors of a GGUF file in a model of transformers, undoing what llama.cpp's converter rearranged.
 
-A change works on numpy arrays and on torch tensors without memory alike, as shapes are computed with the latter.
+Each change works both on numpy arrays and on torch's meta tensors, with which shapes are computed.
 """
 
 from __future__ import annotations

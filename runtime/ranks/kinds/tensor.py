@@ -176,7 +176,7 @@ class Tensor(LayerKind):
 
 
 def expert_cuts(experts: int, ranks: int) -> tuple[int, ...]:
-    """Returns the first expert of each rank, then the number of experts. With fewer experts than ranks, don't cut."""
+    """Returns the first expert of each rank, then the number of experts. There must be an expert for each rank."""
     return tuple(experts * r // ranks for r in range(ranks + 1))
 
 

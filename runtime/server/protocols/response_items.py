@@ -219,7 +219,11 @@ def items_of(
 
 
 def _referenced(i: int, name: Any, stored: Callable[[str], Mapping[str, Any] | None]) -> Mapping[str, Any]:
-    """Returns the item of a reference. Raises RequestError for one without an id, and ApiError."""
+    """Returns the item that item ``i`` of the input refers to by its id ``name``.
+
+    ``stored`` returns the item of an id, None for an unknown id. Raises RequestError if ``name`` is no text, and
+    ApiError for an unknown id.
+    """
     if not isinstance(name, str):
         raise RequestError(f"input[{i}]: a reference has no id", hint="Pass the id of an item of a stored response.")
     item = stored(name)
