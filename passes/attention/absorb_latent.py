@@ -1,14 +1,14 @@
-"""Makes attention over keys and values that are linear in a latent vector attend to that vector (MLA).
+"""Turns attention whose keys and values are linear in a latent vector into attention over that vector (MLA).
 
 Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434) computes a head's keys and values from one
-latent vector c [r] of each token, beside a part of the key that all heads share, such as a rotated one [p]:
+latent vector c [r] of each token. A key also has a part that all heads share, such as a rotated one [p]:
 
     k_h = [W_h c | shared]     v_h = V_h c     score = q_h . k_h     result = sum of weights * v_h
 
     becomes    k = [c | shared]     score = [W_h^T q_h | q_h's rest] . k     result = V_h (sum of weights * c)
 
-Then a token's cache is c and the shared part, in place of the keys and values of all heads, and values are the first r
-channels of keys. Products of single heads are ``ew.grouped_linear`` with a head in place of an expert.
+Then the cache of a token is c and the shared part, instead of the keys and values of all heads. Values are the first r
+channels of keys. The products with W_h and V_h are an ``ew.grouped_linear``, with heads as its groups.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ LEAST_GAIN = 4
 
 @dataclass(frozen=True)
 class HeadRows:
-    """A value [T, N, D] that is cut out of the result of a linear.
+    """The heads' keys or values [T, N, D], as elements of a linear's result.
 
     Attributes:
         linear: the linear.
-        rows: [N, D], the row of the linear's weight of each element.
+        rows: [N, D], the index of the linear's output for each element, which is a row of its weight.
     """
 
     linear: Node
     rows: torch.Tensor
 
     def weight(self, program: Program) -> WeightExpr:
-        """Returns these rows of the linear's weight, [N, D, r]."""
+        """Returns the rows ``rows`` of the linear's weight, [N, D, r]."""
         whole = program.weight_of(self.linear.args[1])
         assert whole is not None
         return Unflatten(Chosen(whole, 0, tuple(self.rows.flatten().tolist())), self.rows.shape[0])
@@ -62,9 +62,9 @@ class LatentSite:
 
     Attributes:
         latent: the node of the latent vector, [T, r].
-        keys, values: the parts of the heads' keys and values that are computed from it.
+        keys, values: the parts of the heads' keys and values that are computed from the latent vector.
         first: the channel of a key at which ``keys`` begin.
-        shared: the parts of the key that all heads share, [T, 1, p] each, with the channel at which each begins.
+        shared: the parts of the key that all heads share, as (node [T, 1, p], channel of a key at which it begins).
     """
 
     latent: Node
@@ -77,9 +77,9 @@ class LatentSite:
 class AbsorbLatent(Pass):
     """Turns ``ew.attention`` over heads that are linear in a latent vector into attention over that vector.
 
-    It isn't done if a target has no cache whose values are a part of its keys, or if the cache would not become smaller
-    by a factor of ``LEAST_GAIN``. Nor is it if layers choose blocks ([adaptive_context]), since all heads would choose
-    the same, or if the cache rotates keys, of which values are no part then.
+    An attention stays unchanged if a target has no cache whose values are a part of its keys, or if the cache would not
+    become smaller by a factor of ``LEAST_GAIN``. So do all of them if layers choose blocks ([adaptive_context]), since
+    all heads would choose the same, or if the cache rotates keys, because values are then no part of them.
     """
 
     name = "absorb_latent"
@@ -109,7 +109,7 @@ class AbsorbLatent(Pass):
 def find_latent(program: Program, attention: Node) -> LatentSite | str:
     """Returns the latent vector of an attention's keys and values, or the reason why there is none.
 
-    The reason is empty if keys don't have the form at all.
+    The reason is "" if the attention doesn't resemble latent attention at all; such a reason isn't reported.
     """
     a = bound_arguments(attention)
     if not a["causal"] or a["biases"] is not None:
@@ -139,7 +139,10 @@ def find_latent(program: Program, attention: Node) -> LatentSite | str:
 
 
 def _parts(program: Program, keys: Node) -> list[tuple[Node, int]]:
-    """Returns the parts of which keys [T, N, D] are put together along D, each with its first channel."""
+    """Splits keys [T, N, D] that are a concatenation along D: returns each part with its first channel.
+
+    Other keys are returned as one part.
+    """
     a = bound_arguments(keys) if keys.target is aten.cat.default else None
     if a is None or a["dim"] % 3 != 2:
         return [(keys, 0)]
@@ -151,7 +154,9 @@ def _parts(program: Program, keys: Node) -> list[tuple[Node, int]]:
 
 
 def _shared_part(part: Node) -> Node | None:
-    """Returns the node [T, 1, p] of which a part [T, N, p] of keys is the expansion; None if heads differ."""
+    """Returns the node [T, 1, p] from which a part [T, N, p] of keys is expanded; None if the part isn't the same for
+    all heads.
+    """
     if part.target is not aten.expand.default or not isinstance(part.args[0], Node):
         return None
     shape = part.args[0].meta["val"].shape
@@ -159,7 +164,9 @@ def _shared_part(part: Node) -> Node | None:
 
 
 def _rows_of(program: Program, value: Node) -> HeadRows | None:
-    """Returns the linear of whose result a value [T, N, D] is a part; None if there is none."""
+    """Returns the linear of whose result a value [T, N, D] is a part, with the value's rows; None if there is no such
+    linear.
+    """
     node, moves = value, list[Node]()
     while node.target in MOVES:
         moves.insert(0, node)
@@ -175,7 +182,7 @@ def _rows_of(program: Program, value: Node) -> HeadRows | None:
 def _absorbed(program: Program, attention: Node, site: LatentSite, starts: dict[int, Node]) -> Node:
     """Adds the attention over the latent vector, and returns its result [T, N, Dv].
 
-    ``starts`` has the first rows of heads, by their number; a new one is added.
+    ``starts`` caches the results of ``_starts`` by the number of heads; a missing one is added.
     """
     a, where = bound_arguments(attention), attention.meta[WHERE]
     q, k = a["q"], a["k"]
@@ -196,7 +203,9 @@ def _absorbed(program: Program, attention: Node, site: LatentSite, starts: dict[
         return call(aten.slice.Tensor, q, -1, first, first + size)
 
     def of_each_head(x: Node, rows: HeadRows, kind: str) -> Node:
-        """Multiplies x [T, N, K] by the weight of each head, and returns [T, N, M]."""
+        """Multiplies x [T, N, K] by each head's weight, and returns [T, N, M]. ``kind`` is "keys", for the transposed
+        weight, or "values".
+        """
         weight = rows.weight(program)
         weight = SwapAxes(weight, 1, 2) if kind == "keys" else weight
         path = rows.linear.meta[WHERE]
@@ -220,7 +229,9 @@ def _absorbed(program: Program, attention: Node, site: LatentSite, starts: dict[
 
 
 def _starts(program: Program, heads: int, where: tuple[str, ...]) -> Node:
-    """Adds the first rows of heads in [N * T] rows, and their number: int32 [N + 1]."""
+    """Adds the offsets of heads in a matrix of N * T rows that is sorted by head: int32 [N + 1], which ends with N
+    * T.
+    """
     number = Source(
         f"{COMPUTED}0..{heads}", (heads + 1,), torch.int32, lambda: torch.arange(heads + 1, dtype=torch.int32)
     )

@@ -77,7 +77,9 @@ def add_ends(program: Program, group: CacheGroup, writes: Sequence[Node]) -> Non
 
 
 def _like(program: Program, cache: Node, side: str) -> Node:
-    """Returns a new input for the ends of a layer, in the shape of the layer's cache."""
+    """Adds an input for the second cache of a layer, in the shape of its first cache, and returns it. ``side`` is "k"
+    or "v".
+    """
     with program.fake_mode:
         value = torch.empty_like(program.value(cache))
     assert isinstance(value, FakeTensor)

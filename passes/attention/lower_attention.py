@@ -41,7 +41,7 @@ def _has_step_inputs(program: Program) -> list[str]:
 
 
 def _is_causal(program: Program) -> list[str]:
-    """Returns the attentions that a cache can't serve: every key is seen before the last one is computed."""
+    """Returns the problems: attentions that aren't causal, whose queries see keys that no cache has yet."""
     reasons = []
     for node in program.nodes_of(ew.attention.default):
         arguments = bound_arguments(node)
@@ -51,7 +51,7 @@ def _is_causal(program: Program) -> list[str]:
 
 
 def _reads_what_was_written(program: Program) -> list[str]:
-    """Returns the paged attentions that don't read this step's keys and values, the results of one kv_write."""
+    """Returns the problems: paged attentions whose caches aren't the results of one ``ew.kv_write`` of this step."""
     reasons = []
     for node in program.nodes_of(ew.paged_attention.default):
         arguments = bound_arguments(node)
@@ -69,7 +69,8 @@ def _written_by(cache: Any, result: int) -> Node | None:
 
 
 class LowerAttention(Pass):
-    """Every ``ew.attention`` becomes ``ew.kv_write`` and ``ew.paged_attention``; sets the program's cache groups.
+    """Replaces every ``ew.attention`` by ``ew.kv_write`` and ``ew.paged_attention``, and sets the program's cache
+    groups.
 
     New inputs: ``k_cache:LAYER`` [P, K, Nkv, D] and ``v_cache:LAYER`` [P, K, Nkv, Dv], and for each group
     ``block_table:GROUP`` [B, M] and ``slots:GROUP`` [T], in place of ``block_table`` and ``slots``.
@@ -185,7 +186,7 @@ def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt
 
 
 def block_count(program: Program) -> torch.SymInt:
-    """Returns a new symbol P, the number of blocks in the pool."""
+    """Returns a new symbolic size P, the number of blocks in the pool."""
     shape_env = program.fake_mode.shape_env
     assert shape_env is not None
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC], constraint_sizes=[None])

@@ -30,11 +30,12 @@ def _writes_as_groups_say(program: Program) -> list[str]:
 
 
 class RoundKvCache(Pass):
-    """Makes every ``ew.kv_write`` round to the cache's format, which the cache groups get too, except those of states.
+    """Makes every ``ew.kv_write`` round to the recipe's cache format, and sets that format in the cache groups, except
+    for states.
 
-    Attention reads the keys and values of a chunk back from the cache, so it sees them rounded for any size of chunks.
-    Attention without a cache rounds them to bf16 if that is the format, which multiplies twice as fast. A format with
-    ends (``KvFormat.ends``) gets a second cache group for each group.
+    Attention reads the keys and values of its own chunk back from the cache too, so results don't depend on the size of
+    chunks. Attention without a cache rounds them to bf16 if that is the format, as its products are then twice as fast.
+    A format with ends (``KvFormat.ends``) adds a second cache group to each group.
     """
 
     name = "round_kv_cache"

@@ -71,7 +71,7 @@ Item = TypeVar("Item")
 
 
 def spread(items: Sequence[Item], count: int) -> list[Item]:
-    """Returns ``count`` evenly spaced items, the first among them."""
+    """Returns ``count`` evenly spaced items, among them the first."""
     return [items[i * len(items) // count] for i in range(count)]
 
 
@@ -89,7 +89,7 @@ _ELEMENTS = 1 << 22
 
 
 def mean_kl(reference: torch.Tensor, logits: torch.Tensor) -> float:
-    """Returns the mean KL(reference || logits) per row in nats, for logits [R, V]."""
+    """Returns the mean over rows of KL(reference || logits) in nats. Both arguments are logits [R, V]."""
     total = 0.0
     step = max(1, _ELEMENTS // reference.shape[-1])
     for a, b in zip(reference.split(step), logits.split(step), strict=True):

@@ -1,4 +1,4 @@
-"""Fuses the rotation of queries and keys and the write to the cache into one op: one pass over a step's tokens."""
+"""Fuses the rotation of queries and keys with the write to the cache, so that a step's tokens are read once."""
 
 from __future__ import annotations
 

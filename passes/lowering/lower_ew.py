@@ -24,7 +24,7 @@ Value.
 
 
 def flat_output(view: View, like: View) -> View:
-    """Returns an output in the flattened shape of its input. Outputs are dense, or of rank 2 or 3 unchanged."""
+    """Returns the output ``view`` with the leading dimensions of ``like``, a flattened input."""
     flat = reshape(view, (*like.shape[:-1], view.shape[-1]))
     assert flat is not None, f"an output of shape {view.shape} can't be written as {like.shape}"
     return flat
@@ -54,7 +54,9 @@ def _linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def store_of_linear(b: Builder, a: Mapping[str, Any], x: View) -> tuple[list[View], dict[str, bool | str]]:
-    """Returns the bias and the residual of a linear of ``x`` [M, K], and the attributes of its epilogue."""
+    """Returns the operands of a linear's epilogue, bias and residual, and its attributes. ``x`` [M, K] is the linear's
+    input.
+    """
     inputs: list[View] = []
     attrs: dict[str, bool | str] = {}
     if a["bias"] is not None:
@@ -69,7 +71,7 @@ def store_of_linear(b: Builder, a: Mapping[str, Any], x: View) -> tuple[list[Vie
 
 
 def norm_inputs(b: Builder, a: Mapping[str, Any], rank: int) -> tuple[list[View], dict[str, int | float | bool | str]]:
-    """Returns the inputs of a norm, first x as rows of at most rank ``rank``, and its attributes."""
+    """Returns the operands of a norm, first x as rows with at most ``rank`` dimensions, and the step's attributes."""
     x = b.rows(b.view(a["x"]), rank)
     inputs = [x]
     if "residual" in a:
@@ -169,7 +171,10 @@ def _take_rows(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _cache_operand(b: Builder, caches: Sequence[Any]) -> Operand:
-    """Returns the cache of a layer as an operand: of keys and values by its two halves, or of states."""
+    """Returns a layer's cache as one operand. ``caches`` are its parts: keys and values, or the state.
+
+    Raises UnsupportedModelError if they aren't the parts of one layer's cache.
+    """
     refs = [cache for cache in caches if isinstance(cache, CacheRef)]
     if [ref.half for ref in refs] not in (["k", "v"], [STATE]) or len({ref.name for ref in refs}) != 1:
         raise b.unsupported("its caches are not those of one layer")
@@ -184,7 +189,9 @@ def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Lowers attention without a cache. Older versions read programs whose keys are floats: these don't say so."""
+    """Lowers attention without a cache. The type of keys is an attribute only if it isn't f32, as in programs of older
+    versions.
+    """
     return declared(b, node, a if a["dtype"] != "f32" else {k: v for k, v in a.items() if k != "dtype"})
 
 

@@ -1,6 +1,7 @@
-"""The specifications of kernels: arguments, constants and grid, for launches and for compilation. Doesn't need Triton.
+"""The specifications of kernels: arguments, constants and grid, for launches and for compilation. It doesn't need
+Triton.
 
-Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they may be TensorRT's symbolic shapes too.
+Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they may also be TensorRT's symbolic shapes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ Number = TypeVar("Number", bound=Size)
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """The facts about an attention layer that its kernels depend on; layers with equal shapes share kernels.
+    """The facts about an attention layer on which its kernels depend. Layers with equal shapes share kernels.
 
     Raises TargetError if the query heads aren't a multiple of the key/value heads, or if the types of queries and of a
     float cache differ.
@@ -116,8 +117,10 @@ class AttentionShape:
         return self.kv_heads * self.head_size, self.kv_heads * self.value_size
 
     def grid(self, tiles: Number, splits: Number | int, rows: int) -> tuple[Number, int, Number | int]:
-        """Returns the grid: one program for each tile of queries with ``rows`` rows, share of a key/value head's query
-        heads, and part of the keys.
+        """Returns the grid of an attention kernel: one program for each tile, share of a key/value head's query heads,
+        and split.
+
+        ``rows`` is the number of rows of a tile.
         """
         return tiles, self.kv_heads * shares_of(self.group, rows), splits
 
@@ -133,11 +136,11 @@ class AttentionShape:
 
     @property
     def width(self) -> int:
-        """The number of elements to which a kernel pads a head; the larger of keys' and values'."""
+        """The number of elements to which a kernel pads a head: that of keys or of values, whichever is larger."""
         return max(width_of(self.head_size), width_of(self.value_size))
 
     def tile_case(self, *, decode: bool) -> TileCase:
-        """Returns the case for the choice of a tile, for decoding or for prompts."""
+        """Returns the case by which a tile is chosen, for decoding or for prompts."""
         size = max(self.head_size, self.value_size)
         return TileCase(size, self.group, self.dtype, self.cache, decode, self.values_in_keys)
 
@@ -167,7 +170,9 @@ class KernelSpec:
 
     @property
     def stem(self) -> str:
-        """A file name that is unique to this specification and the same on every machine."""
+        """The name of the kernel's files without suffix, which is unique to this specification and the same on every
+        machine.
+        """
         return f"{self.kernel}-sm{self.capability}-{sha256(repr(self).encode()).hexdigest()[:16]}"
 
     @property
@@ -264,7 +269,7 @@ def taken_constants(kernel: KernelName, constants: Mapping[str, Constant]) -> di
 
 
 def write_constants(kv_heads: int, head_size: int, value_size: int, cache: CacheFormat) -> dict[str, Constant]:
-    """Returns the constants of ``kv_write_kernel``; a ``value_size`` of 0 writes keys alone."""
+    """Returns the constants of ``kv_write_kernel``. With a ``value_size`` of 0 it writes only keys."""
     return {
         "KV_HEADS": kv_heads,
         "HEAD_SIZE": head_size,
@@ -364,19 +369,19 @@ def _spec(
 
 
 def tiles_of_step(tokens: Number, requests: Number, queries: int) -> Number:
-    """Returns the number of tiles of ``queries`` tokens that suffices for T tokens of B requests, however they are
+    """Returns a number of tiles of ``queries`` tokens that suffices for T tokens of B requests, however these are
     divided.
     """
     return tokens // queries + requests
 
 
 def splits_of(blocks: Number, block_size: Number | int, split_keys: int = SPLIT_KEYS) -> Number:
-    """Returns the number of parts of the longest context that ``blocks`` blocks can hold."""
+    """Returns the number of splits of the longest context that ``blocks`` blocks can hold."""
     return (blocks * block_size + (split_keys - 1)) // split_keys
 
 
 def aligned(floats: int) -> int:
-    """Rounds a number of floats up to a multiple of 16 bytes."""
+    """Rounds a number of floats up so that they fill a multiple of 16 bytes."""
     return -(-floats // 4) * 4
 
 
@@ -390,10 +395,10 @@ def attention_scratch(
     *,
     mixed: bool = False,
 ) -> int:
-    """Returns the number of floats that the parts of ``tokens`` tokens take, for tables of ``blocks`` blocks.
+    """Returns the number of floats for the splits' results of ``tokens`` tokens, with tables of ``blocks`` blocks.
 
-    It is 0 if there is only one part, unless steps may be ``mixed``. A part has a row of values and two numbers for
-    merging; one suffices if steps aren't exact.
+    It is 0 if contexts have only one split, unless steps may be ``mixed``. The result of a split is a row of values and
+    two numbers with which it is merged; steps that aren't exact need only one.
     """
     splits = splits_of(blocks, block_size, split_keys)
     count = tokens * heads * splits
@@ -432,5 +437,5 @@ _MODULES: Mapping[KernelName, str] = {
 
 
 def kernel_function(name: KernelName) -> Any:
-    """Returns the function of a kernel that ``triton.jit`` made. Raises ModuleNotFoundError without Triton."""
+    """Returns the ``triton.jit`` function of a kernel. Raises ModuleNotFoundError without Triton."""
     return getattr(import_module(f".{_MODULES[name]}", __package__), f"{name}_kernel")

@@ -50,10 +50,10 @@ _PIECE = 1024
 
 @dataclass(frozen=True)
 class Stored:
-    """A stored weight [.., N, K], as in a bundle.
+    """A weight [.., N, K] as a bundle stores it.
 
     Attributes:
-        values: [.., N, K], or with two 4-bit values to a byte.
+        values: [.., N, K], or with two 4-bit values in a byte.
         format: "float", "int8", "fp8", "int4" or "uint4".
         scales, offsets: [.., N, G]; None if the format has none.
         group: the number of neighbours along K that share a scale; 0 for all of K.
@@ -69,7 +69,7 @@ class Stored:
 
     @property
     def distance(self) -> int:
-        """The number of rows from one group's first row to the next group's; 0 if it isn't stored by group."""
+        """The number of rows from the first row of one group to that of the next; 0 if it isn't stored by group."""
         return self.values.stride(-3) // self.values.stride(-2) if self.by_group else 0
 
     def rows(self, first: int, count: int) -> Stored:
@@ -81,14 +81,18 @@ class Stored:
         return replace(self, values=values, scales=scales, offsets=offsets)
 
     def read(self, gpu: GpuLimits) -> tuple[torch.Tensor, str]:
-        """Returns values and format for a kernel. 8-bit floats are passed as bytes if the GPU can't convert them."""
+        """Returns the values and the format as a kernel reads them. 8-bit floats are passed as bytes if the GPU can't
+        convert them.
+        """
         if self.format == "fp8" and not gpu.fp8:
             return self.values.view(torch.uint8), "e4m3"
         return self.values, self.format
 
 
 def laid_by_group(weight: Stored) -> Stored:
-    """Returns a weight stored by group, which products read fastest, if its groups are whole and a multiple of 32."""
+    """Returns the weight stored by group, which products read fastest, if its groups are whole and a multiple of 32;
+    otherwise unchanged.
+    """
     scales, group = weight.scales, weight.group
     if weight.by_group or scales is None or not group or group % 32:
         return weight
@@ -128,8 +132,9 @@ def norm_call(
     *,
     layer: bool,
 ) -> Call:
-    """Returns the call of a norm of x [.., C] + ``residual``; the sum is written to ``total``. RMS norm, or layer norm
-    if ``layer``.
+    """Returns the call of a norm of x [.., C] + ``residual``: layer norm if ``layer``, otherwise RMS norm.
+
+    The norm is written to ``out``, the sum to ``total``; None writes no sum.
     """
     size = x.shape[-1]
     constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x)}
@@ -198,7 +203,7 @@ def rope_kv_write_call(
     *,
     interleaved: bool,
 ) -> Call:
-    """Returns the call that rotates q [T, Nq, D] -> out, and writes rotated k [T, Nkv, D] and v [T, Nkv, Dv] to
+    """Returns the call that rotates q [T, Nq, D] -> out, and writes rotated k [T, Nkv, D], and v [T, Nkv, Dv], to
     ``slots``.
     """
     tokens, heads, size = q.shape
@@ -216,8 +221,10 @@ def rope_kv_write_call(
 
 
 def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches: LayerCaches) -> Call:
-    """Returns the call that writes k [T, Nkv, D] and v [T, Nkv, Dv] to ``slots`` [T] of the caches; heads must be
-    contiguous. v isn't read if the caches have values in keys.
+    """Returns the call that writes k [T, Nkv, D] and v [T, Nkv, Dv] to ``slots`` [T] of the caches. Heads must be
+    contiguous.
+
+    v isn't read if values are the first channels of keys.
     """
     written = caches.named(None)
     if caches.values_in_keys:
@@ -232,7 +239,7 @@ def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches:
 
 
 def work_size(requests: int, splits: int) -> int:
-    """Returns the number of integers in the longest list of ``work_call``."""
+    """Returns the number of integers in the longest list that ``work_call`` writes."""
     return 1 + 2 * requests * splits
 
 
@@ -244,7 +251,7 @@ def work_call(
     split_keys: int = SPLIT_KEYS,
     q_start: torch.Tensor | None = None,
 ) -> Call:
-    """Returns the call that lists the parts of attention in a decode step: kv_len [B] -> work int32 (see
+    """Returns the call that lists the splits of attention in a decode step: kv_len [B] -> work int32 (see
     ``work_size``).
 
     With ``q_start`` [B + 1], only requests with exactly one token are listed.
@@ -280,7 +287,8 @@ class AttendedBatch:
 class AttentionRule:
     """The rules for scores, as in ``ew.paged_attention``; sinks and slopes are [Nq].
 
-    ``exact``: True if a token's bits must not depend on the step: all steps have one tile, and parts of SPLIT_KEYS.
+    ``exact``: True if a token's bits must not depend on the step. Then all steps have one tile, and splits of
+    SPLIT_KEYS.
     """
 
     scale: float
@@ -293,14 +301,14 @@ class AttentionRule:
 
 @dataclass(frozen=True)
 class AttentionParts:
-    """The split of contexts into parts that are computed in parallel.
+    """The division of contexts into splits that are computed in parallel.
 
     Attributes:
-        scratch: memory for the parts in steps with one token per request; ``attention_scratch`` has its size.
-        split_keys: the keys of a part, a multiple of 64; 0 doesn't split; None takes the default.
-        work: the list of ``work_call`` for the layer's window; None launches a program for each part in the table.
-        workers: the number of programs per key/value head that go through ``work``; None for as many as the GPU runs at
-            a time.
+        scratch: memory for the splits' results in steps with one token per request; ``attention_scratch`` has its size.
+        split_keys: the keys of a split, a multiple of 64; 0 doesn't split; None takes the default.
+        work: the list of ``work_call`` for the layer's window; None launches a program for each split in the table.
+        workers: the number of programs per key/value head that process ``work``; None for as many as the GPU runs at a
+            time.
     """
 
     scratch: torch.Tensor | None = None
@@ -319,8 +327,9 @@ def attention_calls(
     gpu: GpuLimits,
     tiles: TileOf,
 ) -> list[Call]:
-    """Returns the calls of attention of q [T, Nq, D] over the caches -> out [T, Nq, Dv]. ``tiles`` chooses the
-    tile.
+    """Returns the calls that compute attention of q [T, Nq, D] over the caches -> out [T, Nq, Dv].
+
+    ``tiles`` chooses the tile.
     """
     table, q_start, kv_len, decodes, mixed = batch.table, batch.q_start, batch.kv_len, batch.decodes, batch.mixed
     sinks, slopes, window = rule.sinks, rule.slopes, rule.window
@@ -402,8 +411,9 @@ def attention_calls(
 
 
 def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str, up: torch.Tensor | None = None) -> Call:
-    """Returns the call that computes x [.., 2I] -> out [.., I]. With ``up``, x and up [.., I] are the two halves of
-    the same rows.
+    """Returns the call that computes x [.., 2I] -> out [.., I].
+
+    With ``up``, x and ``up`` [.., I] are views of the two halves of the same rows.
     """
     size = out.shape[-1]
     width = min(power_of_2(size), _PIECE)
@@ -416,7 +426,9 @@ def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str, up: tor
 
 
 def activation_call(x: torch.Tensor, out: torch.Tensor, kind: str) -> Call:
-    """Returns the call that computes kind(x) -> out. Both have the same shape, of rank 1 to 4, and any strides."""
+    """Returns the call that computes kind(x) -> out. Both have the same shape, with 1 to 4 dimensions, and any
+    strides.
+    """
     constants: dict[str, Constant] = {"KIND": kind}
     lacking = [1] * (4 - out.dim())
     constants |= {f"SIZE_{i}": size for i, size in enumerate((*lacking, *out.shape[1:]), 1)}
@@ -508,7 +520,15 @@ def unpack_call(weight: Stored, out: torch.Tensor, gpu: GpuLimits) -> Call:
 def split_scratch(
     depth: int, columns: int, form: str, group: int, dtype: FloatType, tile: ProductTile | None = None
 ) -> int:
-    """Returns the most floats of scratch memory that ``split_product_calls`` uses."""
+    """Returns the most floats of scratch memory that ``split_product_calls`` needs.
+
+    Args:
+        depth, columns: K and N.
+        form: the format of the weight.
+        group: the group size.
+        dtype: the type of x.
+        tile: the tile; None chooses it.
+    """
     needed = 0
     for rows in PRODUCT_ROWS:
         if part := part_of_product(rows, depth, columns, form, group, dtype, tile):
@@ -527,11 +547,11 @@ def split_product_calls(
     activation: str = "",
     tile: ProductTile | None = None,
 ) -> list[Call]:
-    """Returns the calls of a product whose K is split into parts if few rows would leave multiprocessors idle.
+    """Returns the calls of a product. K is divided into parts if few rows would leave multiprocessors idle.
 
-    The parts are added in order; as their number depends on the number of rows, so do the last bits of a result,
-    unless ``tile`` has a chain.
-    ``scratch`` is float32, with ``split_scratch`` elements. Other arguments are those of ``product_call``.
+    The parts are added in order. As their number depends on the number of rows, so do the last bits of a result, unless
+    ``tile`` has a chain. ``scratch`` is float32, with ``split_scratch`` elements. Other arguments are those of
+    ``product_call``.
     """
     (rows, depth), columns = x.shape, out.shape[1]
     part = part_of_product(rows, depth, columns, weight.format, weight.group, FLOATS_OF[x.dtype], tile)
@@ -556,13 +576,15 @@ def split_product_calls(
 
 
 def _inner(x: torch.Tensor) -> int:
-    """Returns the size of the dimension before the last; 1 at rank 2."""
+    """Returns the size of the last dimension but one; 1 if there are only two."""
     return x.shape[-2] if x.dim() > 2 else 1
 
 
 def strides_of(name: str, x: torch.Tensor | None) -> dict[str, Constant]:
-    """Returns the constants for the strides of the dimensions before the last, outer and inner; at rank 2 the inner is
-    0.
+    """Returns the constants for the strides of the dimensions before the last, outer and inner. With two dimensions the
+    inner is 0.
+
+    ``name`` is the operand's name, with which the constants' names begin.
     """
     if x is None:
         return {f"{name}_OUTER": 0, f"{name}_STRIDE": 0}

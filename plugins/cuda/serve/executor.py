@@ -128,7 +128,7 @@ class CudaExecutor:
     def _load(
         self, program: LoweredProgram, limits: StepLimits, exchange: Exchange | None, capture: Capture | None
     ) -> CudaSteps:
-        """Returns the steps of a program, with its weights and caches on the device."""
+        """Loads a program, with its weights and caches on the device. Returns the object that runs its steps."""
         device, launcher = self._place.device, self._launcher
         weights = {use.name: weight_tensor(use, self._bundle.part(use), device) for use in program.weights}
         place = Place(device, self._place.gpu, launcher, self._place.processors)
@@ -152,7 +152,7 @@ class CudaExecutor:
 
     @property
     def lost(self) -> str:
-        """The reason why no step can run any more; "" if steps can run."""
+        """The reason why no further step can run; "" if steps can run."""
         return self._health.lost
 
     def submit(self, step: StepInput) -> Pending:
@@ -162,7 +162,7 @@ class CudaExecutor:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Makes the place's stream the current one within the context. Raises the errors of ``GpuHealth.watched``."""
+        """A context in which the device's stream is the current one. It raises the errors of ``GpuHealth.watched``."""
         with self._health.watched(), self._place.entered():
             yield
 
@@ -187,13 +187,14 @@ class CudaExecutor:
 
 
 class ExactCudaExecutor(CudaExecutor):
-    """The executor of a bundle with exact steps. Its blocks can be kept in a folder: a later process computes the same
-    bits. It implements ``kv_cache.disk_tier.BlockMemory``.
+    """The executor of a bundle with exact steps. Implements ``kv_cache.disk_tier.BlockMemory``.
+
+    Its blocks can be stored in a folder, because a later process computes the same bits.
     """
 
     @property
     def cache_identity(self) -> bytes:
-        """Returns the bytes that cached blocks depend on: bundle, target, versions, GPU."""
+        """Bytes that differ whenever cached blocks aren't interchangeable: of bundle, target, versions, GPU."""
         version = metadata.version("enginewright")
         return cache_identity(self._bundle, self._target, version, torch.__version__, self._place.name)
 
@@ -235,7 +236,7 @@ class _Interpreted:
 
 @dataclass(frozen=True)
 class _TorchGraph:
-    """A graph of torch as a ``Graph``."""
+    """A CUDA graph of torch. Implements ``Graph``."""
 
     graph: torch.cuda.CUDAGraph
 
@@ -255,7 +256,7 @@ stream that copied from or to it. A stream that was destroyed makes that fail, a
 
 
 class _OnGpu:
-    """A GPU with kernels in the bundle, and the stream of all work."""
+    """A GPU for which the bundle has kernels, and the stream on which all work runs."""
 
     def __init__(self, found: InstalledGpu, capability: str) -> None:
         self.name = f"{found.name} ({found.capability})"
@@ -288,7 +289,7 @@ class _OnGpu:
         return CarriedLauncher(self._opened, folder, self.gpu.capability)
 
     def missing(self, folder: Path) -> tuple[SamplingKernel, ...]:
-        """Returns the sampling kernels that an older bundle lacks."""
+        """Returns the sampling kernels that the bundle doesn't have, as an older one."""
         return missing_kernels(folder, self.gpu.capability)
 
     def capture(self, work: Callable[[], None]) -> Graph:
@@ -300,9 +301,10 @@ class _OnGpu:
 
 
 def place_of(section: CudaSection, number: int = 0) -> _Interpreted | _OnGpu:
-    """Returns where a bundle's target runs: a GPU, or the CPU if Triton interprets kernels in this process.
+    """Returns the device that runs a bundle's target: a GPU, or the CPU if Triton interprets kernels in this process.
 
-    ``number`` is the index of the GPU among those with kernels in the bundle. Raises TargetError if there is none.
+    ``number`` is the index of the GPU among those for which the bundle has kernels. Raises TargetError if there is
+    none.
     """
     return _Interpreted() if interprets() else _OnGpu(*gpus_for(section, number + 1)[number])
 
@@ -310,7 +312,7 @@ def place_of(section: CudaSection, number: int = 0) -> _Interpreted | _OnGpu:
 def check_ranks(bundle: Bundle, target: str, how: Partition) -> None:
     """Raises BundleError if a bundle has no kernels for a partition, TargetError if there are fewer GPUs than ranks.
 
-    If Triton interprets kernels, it raises nothing.
+    Nothing is checked if Triton interprets kernels.
     """
     if interprets():
         return
@@ -325,7 +327,7 @@ def check_ranks(bundle: Bundle, target: str, how: Partition) -> None:
 
 
 def gpus_for(section: CudaSection, ranks: int) -> list[tuple[InstalledGpu, str]]:
-    """Returns this machine's GPUs that the bundle's kernels run on, each with the capability of its kernels.
+    """Returns this machine's GPUs that the bundle's kernels run on, each with the compute capability of its kernels.
 
     Raises TargetError if there are fewer than ``ranks``.
     """
@@ -352,7 +354,7 @@ def gpus_for(section: CudaSection, ranks: int) -> list[tuple[InstalledGpu, str]]
 
 
 def cuda_section(bundle: Bundle, target: str) -> CudaSection:
-    """Returns the cuda section of a ready target. Raises BundleError if it has none."""
+    """Returns a ready target's section of the manifest. Raises BundleError if it has none."""
     return bundle.section(target, CudaSection, "kernels")
 
 
@@ -366,7 +368,7 @@ def limits_of(section: CudaSection, groups: Iterable[CacheGroup], context: int) 
 def cuda_budget(bundle: Bundle, target: str, context: int, how: Partition = Partition()) -> int:
     """Returns the default bytes for the caches of all ranks: most of the GPU's free memory after weights and steps.
 
-    The free memory of the first GPU is used for all. ``context`` is the most tokens of a request. Raises CapacityError
+    The free memory of the first GPU is taken for all. ``context`` is the most tokens of a request. Raises CapacityError
     if nothing is left.
     """
     section, programs = cuda_section(bundle, target), rank_programs(bundle, target, how)
@@ -386,9 +388,9 @@ def _budget(
     free: int,
     gpu: str,
 ) -> int:
-    """Returns the bytes for the caches of all ranks, when each rank's GPU has ``free`` bytes.
+    """Returns the bytes for the caches of all ranks together, if each rank's GPU has ``free`` bytes.
 
-    The rank that has room for the fewest blocks determines the number.
+    The rank with room for the fewest blocks determines the number of blocks.
     """
     whole = sum(cache_block_bytes(group) for group in whole_groups(programs, how))
     budgets = []

@@ -1,4 +1,4 @@
-"""A lowered program on a GPU, or on the CPU with interpreted kernels: its memory, and steps bound to views of it."""
+"""A lowered program on a GPU, or on the CPU with interpreted kernels: its memory, and steps that are bound to it."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 
 
 class BoundStep(NamedTuple):
-    """A step of one size that is bound to memory.
+    """The launches of a step of one size, which are bound to memory.
 
     Attributes:
         works: the functions that run it, in order.
         outputs: its outputs by name, [R, width].
-        by_row: those of the functions that compute something for each sampled row, R. If the step keeps what they
-            read, they can run again with other rows.
+        by_row: those of the functions that compute something for each of the R sampled rows. If their inputs are kept,
+            they can run again with other rows.
     """
 
     works: list[Work]
@@ -94,11 +94,11 @@ class CudaProgram:
 
     Args:
         program: a program lowered for the cuda target.
-        weights: name -> weight of the bundle, on the device. Narrow weights are replaced by ``lay_narrow``.
-        place: where it runs.
+        weights: name -> weight of the bundle, on the device. ``lay_narrow`` replaces quantized ones.
+        place: the device that runs it.
         blocks: cache group -> the number of blocks in its pool.
         limits: the limits of steps.
-        exchange: the collectives, for one of several ranks.
+        exchange: the collectives, for one of several ranks; None for a single rank.
         exact: True if a token's bits must not depend on the step that computes it.
 
     Attributes:
@@ -163,15 +163,16 @@ class CudaProgram:
     def bound(
         self, shape: StepShape, inputs: Mapping[str, Tensor], *, taps: bool = False, keeps: bool = False
     ) -> BoundStep:
-        """Returns a step of these sizes; a rank may have no outputs.
+        """Binds the launches of a step of these sizes. A rank may have no outputs.
 
         Args:
             shape: the step's sizes.
             inputs: the step's inputs at fixed addresses, by the names in ``runtime.shared.step_schema``.
             taps: True to add hidden states to the outputs.
-            keeps: True to keep what ``BoundStep.by_row`` reads.
+            keeps: True to keep the inputs of ``BoundStep.by_row`` until the next step.
 
-        Raises BundleError for a program with an op that the target doesn't have.
+        Raises:
+            BundleError: the program has an op that the target doesn't support.
         """
         self._sizes = (shape.tokens, shape.requests, shape.rows)
         self._decodes, self._mixed = shape.decodes, shape.mixed
@@ -208,21 +209,24 @@ class CudaProgram:
         return BoundStep(works, outputs, of_rows)
 
     def _tap(self, name: str, output: Operand, count: int) -> Tensor:
-        """Returns memory for rows of a tap, [count, width]; steps of all sizes share it."""
+        """Returns memory for rows of a tap, [count, width], which steps of all sizes share."""
         if name not in self._taps:
             shape = (count, output.shape[1].constant)
             self._taps[name] = torch.empty(shape, dtype=TORCH_DTYPES[output.dtype], device=self.device)
         return self._taps[name]
 
     def _take_rows(self, values: Tensor, to: Tensor, by_row: bool) -> Work:
-        """Returns a function that copies the step's sampled rows of a value to ``to``; ``by_row``: it has no others."""
+        """Returns a function that copies the sampled rows of ``values`` to ``to``.
+
+        ``by_row``: True if ``values`` has only the sampled rows.
+        """
         if by_row:
             return lambda: to.copy_(values)
         rows = self._inputs[ROWS]
         return lambda: to.copy_(values.index_select(0, rows))
 
     def _keep(self, operand: Operand) -> Work:
-        """Returns a function that copies a value. Operands that are bound from now on are the copy."""
+        """Returns a function that copies a value. Steps that are bound from now on read the copy."""
         values = self._view(operand)
         begin = sum(-(-of.nbytes // 16) * 16 for of in self._kept.values())
         memory = self.room("kept", (begin + values.nbytes,), torch.uint8)[begin:]
@@ -230,7 +234,7 @@ class CudaProgram:
         return partial(copy.copy_, values)
 
     def close(self) -> None:
-        """Frees all memory, weights too."""
+        """Frees all memory, including the weights."""
         self._weights, self._inputs, self._kept = {}, {}, {}
         for held in (self.caches, self.pools, self._typed, self._biases, self._lists, self._rooms, self._taps):
             held.clear()
@@ -243,7 +247,7 @@ class CudaProgram:
             pool.index_fill_(1, places, 0)
 
     def copy(self, group: str, pairs: Iterable[Sequence[int]]) -> None:
-        """Copies blocks of a cache group: (from, to), one pair after the other."""
+        """Copies blocks of a cache group, as pairs (from, to), one after the other."""
         sources: dict[int, int] = {}  # block -> the block whose content it gets, before any copy
         for source, to in pairs:
             sources[to] = sources.get(source, source)
@@ -382,8 +386,9 @@ class CudaProgram:
 
 
 def _steps_by_row(program: LoweredProgram) -> list[int]:
-    """Returns the places of the steps that compute something for each sampled row, R, or from such values, such as
-    the experts of rows."""
+    """Returns the indices of the program's steps by row: those that compute values for each sampled row, directly or
+    from such values.
+    """
     places, written = list[int](), set[str]()
     for index, step in enumerate(program.steps):
         of_rows = any(size.r for output in step.outputs for size in output.shape[:1])
@@ -402,13 +407,14 @@ def kept_for_rows(program: LoweredProgram) -> list[Operand]:
 
 
 def _linked(step: Step) -> frozenset[str]:
-    """Returns the names of the buffers between stages that a send or receive step uses."""
+    """Returns the names of the buffers that a send or receive step shares with another stage."""
     operands = {"send": step.outputs, "receive": step.inputs}.get(step.op, ())
     return frozenset(operand.name for operand in operands)
 
 
 def _memory_of_regions(program: LoweredProgram, limits: StepLimits) -> tuple[dict[int, int], int]:
-    """Returns region -> its start in one piece of memory, and the size of that memory.
+    """Assigns the regions of memory to one allocation: returns region -> its first byte, and the size of the
+    allocation.
 
     Region 0 is the rank's own arena; the others are its copies of regions that ranks share on the cpu target.
     """
@@ -423,7 +429,7 @@ def _memory_of_regions(program: LoweredProgram, limits: StepLimits) -> tuple[dic
 
 
 def room_bytes(program: LoweredProgram, limits: StepLimits, exact: bool) -> dict[Room, int]:
-    """Returns the bytes of each ``Room`` that a program's ops need; ``exact`` is as for ``CudaProgram``."""
+    """Returns the bytes of each ``Room`` that a program's ops need. ``exact`` is as for ``CudaProgram``."""
     sizes = limits.tokens, limits.requests, limits.rows
     groups = {f"{group.name}/{layer}": group for group in program.cache_groups for layer in group.layers}
     rooms: dict[Room, int] = {}
@@ -449,10 +455,10 @@ def room_bytes(program: LoweredProgram, limits: StepLimits, exact: bool) -> dict
 
 
 def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
-    """Replaces narrow weights and their scales in ``weights`` by the order that products read fastest
+    """Replaces quantized weights and their scales in ``weights`` by the order that products read fastest
     (``laid_by_group``).
 
-    Returns the names of all weights, scales and offsets in that order.
+    Returns the names of all weights, scales and offsets that have this order.
     """
     uses = {use.name: use for use in program.weights}
     readers: dict[str, tuple[Step, int]] = {}
@@ -486,7 +492,7 @@ def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
 
 
 def scratch_floats(program: LoweredProgram, limits: StepLimits, exact: bool) -> int:
-    """Returns the number of floats of scratch memory for the parts of attention over the longest contexts, or of
+    """Returns the number of floats of scratch memory, for the splits of attention over the longest contexts, or for
     products.
     """
     uses = {use.name: use for use in program.weights}
@@ -510,7 +516,7 @@ def scratch_floats(program: LoweredProgram, limits: StepLimits, exact: bool) -> 
 
 
 def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int, exact: bool = False) -> int:
-    """Returns the bytes that steps need besides weights and caches: activations, attention, sampling, logits."""
+    """Returns the bytes that steps need in addition to weights and caches: activations, attention, sampling, logits."""
     total = _memory_of_regions(program, limits)[1] + sum(room_bytes(program, limits, exact).values())
     total += 4 * scratch_floats(program, limits, exact)
     windows = {int(step.attrs["window"]): step for step in program.steps if step.op == "paged_attention"}
@@ -531,7 +537,7 @@ def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int, exact: 
 
 
 def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:
-    """Copies a bundle's weight, a numpy array of any type and shape, to a device. 4-bit values stay two to a byte."""
+    """Copies a bundle's weight, a numpy array of any type and shape, to a device. Two 4-bit values stay in a byte."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
         stored = torch.from_numpy(array.reshape(-1).view(np.uint8)).to(device)
