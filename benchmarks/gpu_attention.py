@@ -41,7 +41,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from enginewright.plugins.cuda.serve import executor as cuda_blocks
 from enginewright.plugins.cuda.serve.ops import Launcher
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
-from enginewright.plugins.native.threads import available_threads
+from enginewright.runtime.shared.threads import available_threads
 
 DECODE = [(batch, length) for length in (1024, 8192, 32768) for batch in (1, 8, 64, 256)]
 PREFILL = [2048, 8192]

@@ -55,8 +55,8 @@ from enginewright.plugins.gpu.compile_ahead import files_of
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.gpu.tiles import TileCase, gpu_of, number_of
-from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.threads import available_threads
 
 MOST = 52 << 20
 """Bytes that are packed: 64 MiB are carried, and the tree has 9."""

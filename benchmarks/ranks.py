@@ -26,11 +26,11 @@ from peers.machine import commit, machine
 from enginewright.optimizer.bench.measure import bench
 from enginewright.optimizer.bench.options import BenchOptions
 from enginewright.plugins.cpu.compile.meeting import meeting_seconds
-from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.threads import available_threads
 
 WAYS = {"one process": ("tensor=1", 2), "tensor=2": ("tensor=2", 1), "pipeline=2": ("pipeline=2", 1)}
 SHARES = ("tensor=2", "tensor=4")

@@ -44,8 +44,8 @@ from enginewright.plugins.gpu.tiles import (
     tiles_file,
     write_tiles,
 )
-from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, TargetError
+from enginewright.runtime.shared.threads import available_threads
 
 KV_HEADS = 8
 DECODE, PREFILL = (16, 8192), (1, 8192)

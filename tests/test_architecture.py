@@ -219,6 +219,7 @@ LETTERS = "A-Za-z0-9"
 SPELLED = {
     "runtime/shared/targets.py": "the table of their names",
     "runtime/shared/dtypes.py": "names of types in the libraries that some targets are named for",
+    "runtime/shared/threads.py": "the controller of a cgroup's CPU time",
     "optimizer/bench/measure.py": "the cpu target's executor, which times each step's kernels",
     "optimizer/bench/server.py": "the cpu target's executor, which times each step's kernels",
     "optimizer/check_engine/check.py": "the driver's version of CUDA",

@@ -12,7 +12,6 @@ from enginewright.optimizer.shared.resources import peak_rss_bytes, rss_bytes
 from enginewright.optimizer.shared.storage import kind_of
 from enginewright.plugins.native.processor import processor_name
 from enginewright.plugins.native.step_profile import StepProfile, StepTotal
-from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import choose_target, context_of
 from enginewright.runtime.shared.errors import CapacityError, counted
@@ -20,6 +19,7 @@ from enginewright.runtime.shared.lowered_program import Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.shared.targets import MEASURED
+from enginewright.runtime.shared.threads import available_threads
 
 from .limits import LimitMeter, share_of
 from .options import WARM_UP, BenchOptions, BenchPlan, plan

@@ -18,9 +18,9 @@ from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.quantization.report import already_quantized, quantization_report
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.native.processor import processor_name
-from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.shared.errors import PartialExportError
 from enginewright.runtime.shared.progress import ProgressEvent
+from enginewright.runtime.shared.threads import available_threads
 
 from .report import ExportReport
 from .request import ExportRequest

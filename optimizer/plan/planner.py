@@ -13,7 +13,6 @@ from pathlib import Path
 from enginewright.optimizer.capture.find_source import check_named
 from enginewright.optimizer.recipes.recipe import list_recipes, load_recipe
 from enginewright.plugins.gpu.formats import check_formats
-from enginewright.plugins.native.threads import available_threads
 from enginewright.plugins.steps.planning import (
     CountedSteps,
     Device,
@@ -34,6 +33,7 @@ from enginewright.runtime.shared.memory import format_bytes, free_memory
 from enginewright.runtime.shared.progress import Progress, loading, silent
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.shared.targets import PROCESSOR
+from enginewright.runtime.shared.threads import available_threads
 
 from .devices import find_devices, known_gpus, read_devices
 from .engine_seconds import engine_seconds

@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.native.threads import available_threads
 from enginewright.plugins.steps.planning import Gpu, Shares, StepModel
 from enginewright.runtime.kv_cache.pool_plan import most_requests, pool_unit
 from enginewright.runtime.ranks.kinds.table import kind_of_collective, planned_sizes
@@ -26,6 +25,7 @@ from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, 
 from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
+from enginewright.runtime.shared.threads import available_threads
 
 from .devices import find_devices, read_devices
 from .links import MEMORY, Link, default_share, find_link, split_links

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import mmap
-import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -14,9 +13,11 @@ from typing import Any
 
 import numpy.typing as npt
 
+from enginewright.runtime.shared.threads import available_threads
+
 _YOUNG_OBJECTS = 10_000
 
-THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+THREADS = min(4, available_threads())
 """The number of threads for work that can be divided.
 
 It is the number of cores that the process may run on, up to the number that keeps the memory busy.

@@ -145,6 +145,8 @@ class Executor:
         for all. Their other blocks are in files in ``folder``.
         """
 
+    def limit_cores(self, cores: int) -> None:
+        """Sets the cores that the process has CPU time of; with more threads, none spins."""
     @property
     def isa(self) -> str: ...
     @property

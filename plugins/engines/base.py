@@ -16,11 +16,11 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError
+from enginewright.runtime.shared.threads import available_threads
 
 from ..gpu.carried_sampling import open_sampler
 from ..gpu.cuda_driver import Device
 from ..gpu.health import GpuHealth
-from ..native.threads import available_threads
 from ..steps.paged_section import KERNELS_FOLDER
 from .engine_steps import EngineProgram, EngineSteps
 from .library import Engine, open_library

@@ -15,6 +15,7 @@ from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
+from enginewright.runtime.shared.threads import available_threads
 
 from ..emit.bundle_writer import BundleWriter
 from ..gpu.call import DeviceArray
@@ -25,7 +26,6 @@ from ..gpu.plugin_kernels import plugin_kernels
 from ..gpu.sampling import each_sampling_call
 from ..gpu.specs import AttentionShape
 from ..gpu.tiles import GPUS, SCALED_FORMATS, FloatType, gpu_of
-from ..native.threads import available_threads
 
 ew = torch.ops.ew
 

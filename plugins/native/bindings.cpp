@@ -479,6 +479,8 @@ NB_MODULE(_cpu, m) {
           "folder"_a = "", "slots"_a = std::vector<int64_t>(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 7>())
       .def_prop_ro("isa", [](const Executor& e) { return e.resources().kernels().isa; })
       .def_prop_ro("threads", [](Executor& e) { return e.resources().pool().size(); })
+      .def(
+          "limit_cores", [](Executor& e, int cores) { e.resources().pool().limit_cores(cores); }, "cores"_a)
       .def_prop_ro("cache_bytes", [](const Executor& e) { return e.resources().cache_bytes(); })
       .def_prop_ro("offload_counts",
                    [](Executor& e) {

@@ -43,6 +43,12 @@ std::vector<int> usable_cores() {
   return cores;
 }
 
+int count_usable_cores() {
+  CoreSet set;
+  if (sched_getaffinity(0, sizeof set, set.words) != 0) return 1;
+  return CPU_COUNT_S(sizeof set, set.words);
+}
+
 void bind_to_core(std::thread& thread, int core) {
   if (core < 0 || core >= kMostCores) return;
   CoreSet set;
@@ -57,6 +63,8 @@ std::vector<int> usable_cores() {
   for (size_t i = 0; i < cores.size(); ++i) cores[i] = static_cast<int>(i);
   return cores;
 }
+
+int count_usable_cores() { return static_cast<int>(usable_cores().size()); }
 
 void bind_to_core(std::thread&, int) {}
 

@@ -21,9 +21,9 @@ from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, OffloadError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
 from enginewright.runtime.shared.step_schema import LOGITS, port_of, ports_of
+from enginewright.runtime.shared.threads import available_threads, cpu_quota
 
 from ..cpu.extension import cpu_extension as _cpu
-from .threads import available_threads
 
 if TYPE_CHECKING:
     from enginewright.runtime.executors.target import Offload
@@ -131,6 +131,8 @@ class CpuProgram:
         self._executor = self._asked(
             lambda: _executor(program, counts, threads, isa, tuning or {}, exchange, folder, some)
         )
+        if (quota := cpu_quota()) is not None:
+            self._executor.limit_cores(quota)
 
     @property
     def cache_bytes(self) -> int:

@@ -93,15 +93,14 @@ bool Fetching::some() {
   return true;
 }
 
-// With more threads than cores a worker that spins holds the core that another needs to make work.
 ThreadPool::ThreadPool(int threads, Binding binding, const Tuning& tuning)
     : size_(checked(threads)),
       process_(getpid()),
       tuning_(tuning),
-      spin_(size_ > static_cast<int>(usable_cores().size()) ? std::chrono::nanoseconds(0) : spin_of(tuning)),
       shares_(new Share[static_cast<size_t>(size_)]),
       fetching_(new OwnFetching[static_cast<size_t>(size_)]),
       marks_(static_cast<size_t>(size_)) {
+  count_cores();
   const std::vector<int> cores = binding == Binding::cores ? usable_cores() : std::vector<int>();
   workers_.reserve(static_cast<size_t>(size_ - 1));
   try {
@@ -130,7 +129,20 @@ void ThreadPool::stop() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+// With more threads than cores a thread that spins holds the core that another needs to make work.
+void ThreadPool::count_cores() {
+  const bool crowded = size_ > std::min(count_usable_cores(), most_cores_);
+  spin_.store(crowded ? std::chrono::nanoseconds(0) : spin_of(tuning_), std::memory_order_relaxed);
+  if (crowded) next_ = nullptr;
+}
+
+void ThreadPool::limit_cores(int cores) {
+  most_cores_ = cores;
+  count_cores();
+}
+
 void ThreadPool::wake() {
+  if (size_ > 1) count_cores();
   if (sleepers_.load(std::memory_order_relaxed) == 0) return;
   wake_.fetch_add(1, std::memory_order_release);
   wake_.notify_all();
@@ -184,7 +196,7 @@ void ThreadPool::run_region(uint32_t tasks, int64_t base, Call call, const void*
   const uint32_t expected = before + tasks - take_tasks(0);
   const auto done = [&] { return finished_.load(std::memory_order_acquire) == expected; };
   fetch_until(0, done);
-  if (!spin_until(done, spin_of(tuning_))) {
+  if (!spin_until(done, spin())) {
     caller_sleeps_.store(true);
     for (uint32_t now; (now = finished_.load()) != expected;) finished_.wait(now);
     caller_sleeps_.store(false, std::memory_order_relaxed);
@@ -243,7 +255,7 @@ void ThreadPool::work(int worker) {
   };
   while (!stop_.load(std::memory_order_acquire)) {
     if (take_tasks(worker) > 0) fetch_until(worker, called);
-    if (spin_until(called, spin_)) continue;
+    if (spin_until(called, spin())) continue;
     const uint32_t seen = wake_.load(std::memory_order_acquire);
     sleepers_.fetch_add(1);
     // Once more for a microsecond: what a caller published who didn't see the sleeper is visible by then.

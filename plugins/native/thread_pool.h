@@ -95,9 +95,12 @@ class ThreadPool final : public Workers {
   int size() const override { return size_; }
   const Tuning& tuning() const override { return tuning_; }
 
-  // Wakes workers that sleep, so that they are there when the first region comes. Costs next to nothing if
-  // none sleeps.
+  // Wakes workers that sleep, so that they are there when the first region comes, and counts the cores of the
+  // caller's affinity, which may have changed. Costs a system call if none sleeps.
   void wake();
+
+  // The process has a quota of CPU time of so many cores, on whichever cores it runs.
+  void limit_cores(int cores);
 
   // Calls fn(int64_t task, int worker) for every task in [0, tasks) and returns when all are done. Worker is
   // in [0, size()) and 0 is the caller. Of n threads number w begins with tasks * w / n, unless another has
@@ -121,7 +124,7 @@ class ThreadPool final : public Workers {
   // Sets the memory that threads fetch while they wait in later regions, or behind them; null: none. The
   // caller keeps it as long as the pool. Where there are more threads than cores, nothing is fetched.
   void fetch_next(const Upcoming* next) {
-    if (spin_.count() > 0) next_ = next;
+    if (spin().count() > 0) next_ = next;
   }
 
   // From now on marks are kept, or no longer. Returns those that were, by worker. No region may be running.
@@ -158,11 +161,14 @@ class ThreadPool final : public Workers {
   void work(int worker);
   void stop();
   void keep_mark(int worker, int32_t what);
+  void count_cores();
+  std::chrono::nanoseconds spin() const { return spin_.load(std::memory_order_relaxed); }
 
   const int size_;
   const int process_;  // that has the workers
   const Tuning tuning_;
-  const std::chrono::nanoseconds spin_;  // of a worker without work
+  int most_cores_ = kMaxThreads;                  // by a quota
+  std::atomic<std::chrono::nanoseconds> spin_{};  // of a thread without work
   std::unique_ptr<Share[]> shares_;
   std::unique_ptr<OwnFetching[]> fetching_;  // each is its thread's alone
   const Upcoming* next_ = nullptr;

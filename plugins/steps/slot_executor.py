@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Deferred
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput
+from enginewright.runtime.shared.threads import available_threads
 
-from ..native.threads import available_threads
 from .slot_steps import SlotSteps
 
 

@@ -35,6 +35,7 @@ from ..shared.errors import (
 from ..shared.json_document import JSON_GUIDANCE, JSON_WHITESPACE
 from ..shared.json_schema import hold_schema
 from ..shared.shares import Shares
+from ..shared.threads import available_threads
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -483,7 +484,7 @@ class Grammars:
     def _pool(self) -> Any:
         from llguidance import LLExecutor
 
-        return LLExecutor(max(1, len(os.sched_getaffinity(0)) // 2))
+        return LLExecutor(max(1, available_threads() // 2))
 
     def grammar(self, params: StructuredOutputsParams, tenant: str = "") -> Grammar:
         """Returns a grammar in its initial state, compiled or from the cache. It runs in the caller's thread, not the

@@ -124,7 +124,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import gpu_pack
 
     from enginewright.plugins.gpu.compile_workers import KernelCompiler
-    from enginewright.plugins.native.threads import available_threads
+    from enginewright.runtime.shared.threads import available_threads
 
     packed = tmp_path_factory.mktemp("packed")
     with KernelCompiler(available_threads()) as compiler:

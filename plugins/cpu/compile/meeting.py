@@ -9,8 +9,8 @@ import time
 from statistics import median
 
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError
+from enginewright.runtime.shared.threads import available_threads
 
-from ...native.threads import available_threads
 from ..extension import cpu_extension
 
 _ROUNDS = 2000

@@ -23,10 +23,10 @@ from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.lowered_program import Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, counted_as
+from enginewright.runtime.shared.threads import available_threads
 
 from ...native.executable import isas
 from ...native.sampling import RowSampler
-from ...native.threads import available_threads
 from ...steps.planning import CountedSteps, Device, PlannedSteps, Planning, StepKind, StepSeconds
 from .machine import Machine, limit_seconds, measure_machine
 from .meeting import meeting_seconds

@@ -14,8 +14,8 @@ from typing import Any
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.threads import available_threads
 
-from ...native.threads import available_threads
 from ...steps.timed_steps import (
     STAGE,
     Case,

@@ -6,11 +6,11 @@ from typing import Any
 
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.shared.errors import counted
+from enginewright.runtime.shared.threads import available_threads
 
 from ...doctor.checks import Checked, Problem
 from ...doctor.machine import Machine
 from ...native.processor import processor_features, processor_name
-from ...native.threads import available_threads
 
 
 def check(machine: Machine, target: TargetManifest | None) -> Checked:

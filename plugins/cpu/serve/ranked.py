@@ -42,9 +42,9 @@ from enginewright.runtime.shared.contracts import StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import check_free
+from enginewright.runtime.shared.threads import available_threads, core_shares
 
 from ...native.executable import NUMERICS_VERSION, isas
-from ...native.threads import available_threads, core_shares
 from ...ranks.processes import errors_of, how_it_ended, last_lines
 from ...ranks.queued_step import QueuedStep
 from ...ranks.records import RankReply

@@ -19,10 +19,10 @@ from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.bundle.regular_file import read_regular
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.records import Positive, Record
+from enginewright.runtime.shared.threads import available_threads
 
 from ...native.executable import TUNABLES
 from ...native.processor import processor_name
-from ...native.threads import available_threads
 
 FORMAT_VERSION: Literal[1] = 1
 _MOST_BYTES = 1 << 20

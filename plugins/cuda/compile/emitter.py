@@ -22,6 +22,7 @@ from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.hidden_taps import add_taps
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
+from enginewright.runtime.shared.threads import available_threads
 
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
@@ -32,7 +33,6 @@ from ...gpu.compile_workers import KernelCompiler
 from ...gpu.formats import check_formats
 from ...gpu.specs import KernelSpec
 from ...gpu.tiles import FloatType, gpu_of, number_of
-from ...native.threads import available_threads
 from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
 

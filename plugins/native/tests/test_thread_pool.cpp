@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
+#include <ctime>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -321,6 +323,233 @@ void crowds_get_through() {
   CHECK(total == 2000 * 120);
 }
 
+#if defined(__linux__) && !defined(__SANITIZE_THREAD__)  // which hands a signal over later
+
+int64_t nanoseconds(clockid_t clock) {
+  timespec now;
+  CHECK(clock_gettime(clock, &now) == 0);
+  return int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
+}
+
+// CPU time that the process needs while this thread sleeps for a fifth of a second. Other processes don't
+// count.
+int64_t time_of_a_pause() {
+  const int64_t before = nanoseconds(CLOCK_PROCESS_CPUTIME_ID);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  return nanoseconds(CLOCK_PROCESS_CPUTIME_ID) - before;
+}
+constexpr int64_t kNoTime = 20'000'000;
+
+// The longest that can be chosen: a thread that spins is seen by the time that it takes.
+constexpr ew::Tuning kSpinsLong{.spin_microseconds = 1'000'000};
+
+// Stops threads: whoever gets the signal waits in its handler until it is over. One at a time.
+class Stopped {
+ public:
+  Stopped() {
+    CHECK(pipe(ends_) == 0);
+    arrived_ = 0;
+    signal(SIGUSR1, [](int) {
+      char byte;
+      arrived_ = 1;
+      while (read(ends_[0], &byte, 1) != 1) {
+      }
+      arrived_ = 0;
+    });
+  }
+  ~Stopped() {
+    go_on();
+    close(ends_[0]);
+    close(ends_[1]);
+    signal(SIGUSR1, SIG_DFL);
+  }
+  void stop(pthread_t thread) {
+    CHECK(pthread_kill(thread, SIGUSR1) == 0);
+    CHECK(comes([] { return arrived_.load() == 1; }));
+  }
+  void go_on() {
+    if (arrived_.load() == 0) return;
+    CHECK(write(ends_[1], "x", 1) == 1);
+    CHECK(comes([] { return arrived_.load() == 0; }));
+  }
+
+ private:
+  static inline int ends_[2];
+  static inline std::atomic<int> arrived_{0};
+};
+
+// The pool's threads by worker, each of which gets one task of a region.
+std::vector<pthread_t> threads_of(ThreadPool& pool) {
+  std::vector<pthread_t> threads(static_cast<size_t>(pool.size()));
+  std::atomic<int> arrived{0};
+  pool.parallel_for(pool.size(), [&](int64_t, int worker) {
+    threads[static_cast<size_t>(worker)] = pthread_self();
+    arrived.fetch_add(1);
+    comes([&] { return arrived.load() == pool.size(); });
+  });
+  CHECK(arrived.load() == pool.size());
+  return threads;
+}
+
+void region_is_right(ThreadPool& pool) {
+  std::vector<int> runs(100, 0);
+  pool.parallel_for(100, [&](int64_t task, int) { ++runs[static_cast<size_t>(task)]; });
+  for (const int count : runs) CHECK(count == 1);
+}
+
+// In the middle of a task: the others do all the rest, and then whoever waits for that task sleeps.
+void a_thread_stopped_in_a_task_keeps_that_task_alone() {
+  for (const int size : {2, 3, 8}) {
+    ThreadPool pool(size);
+    Stopped stopped;
+    const int64_t count = 40 * size;
+    std::vector<int> runs(static_cast<size_t>(count), 0);
+    std::atomic<int64_t> finished{0};
+    std::atomic<bool> first{true};
+    std::thread observer([&] {
+      CHECK(comes([&] { return finished.load() == count - 1; })) << "size " << size;
+      CHECK(comes([] { return time_of_a_pause() < kNoTime; })) << "size " << size;
+      stopped.go_on();
+    });
+    pool.parallel_for(count, [&](int64_t task, int worker) {
+      if (worker != 0 && first.exchange(false)) {
+        raise(SIGUSR1);
+      } else if (worker == 0 && first.load()) {
+        comes([&] { return !first.load(); });  // so that a worker gets one
+      }
+      ++runs[static_cast<size_t>(task)];
+      finished.fetch_add(1);
+    });
+    observer.join();
+    for (const int times : runs) CHECK(times == 1) << "size " << size;
+    region_is_right(pool);
+  }
+}
+
+// Between two tasks, spinning or asleep: regions don't need it.
+void a_thread_stopped_without_a_task_is_not_waited_for() {
+  for (const ew::Tuning& tuning : {ew::Tuning{}, kSpinsLong}) {
+    ThreadPool pool(3, ew::Binding::none, tuning);
+    const std::vector<pthread_t> threads = threads_of(pool);
+    for (size_t worker = 1; worker < threads.size(); ++worker) {
+      Stopped stopped;
+      stopped.stop(threads[worker]);
+      for (int round = 0; round < 200; ++round) {
+        pool.wake();
+        region_is_right(pool);
+      }
+    }
+    region_is_right(pool);
+  }
+}
+
+// The thread that runs the step: no worker spins until it comes back.
+void workers_sleep_while_the_caller_is_stopped() {
+  ThreadPool pool(3);
+  Stopped stopped;
+  std::atomic<bool> stop{false};
+  std::atomic<int> rounds{0};
+  std::thread caller([&] {
+    while (!stop) {
+      region_is_right(pool);
+      rounds.fetch_add(1);
+    }
+  });
+  CHECK(comes([&] { return rounds.load() > 10; }));
+  stopped.stop(caller.native_handle());
+  CHECK(comes([] { return time_of_a_pause() < kNoTime; }));
+  stop = true;
+  stopped.go_on();
+  caller.join();
+}
+
+void idle_threads_sleep() {
+  ThreadPool pool(8);
+  region_is_right(pool);
+  CHECK(comes([] { return time_of_a_pause() < kNoTime; }));
+}
+
+// A worker holds its task while the caller has nothing left to do. Returns the CPU time of all threads
+// meanwhile and after the region.
+int64_t time_of_waiting(ThreadPool& pool) {
+  const int64_t before = nanoseconds(CLOCK_PROCESS_CPUTIME_ID);
+  std::atomic<bool> taken{false};
+  pool.wake();
+  pool.parallel_for(pool.size(), [&](int64_t, int worker) {
+    if (worker == 0) {
+      while (!taken.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } else if (!taken.exchange(true)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  return nanoseconds(CLOCK_PROCESS_CPUTIME_ID) - before;
+}
+
+void threads_do_not_spin_where_cores_are_too_few() {
+  const int cores = static_cast<int>(ew::usable_cores().size());
+  ThreadPool crowd(cores + 1, ew::Binding::none, kSpinsLong);
+  CHECK(time_of_waiting(crowd) < 2 * kNoTime);
+  ThreadPool pool(2, ew::Binding::none, kSpinsLong);
+  pool.limit_cores(1);  // as with a quota of 1.5
+  threads_of(pool);
+  CHECK(time_of_waiting(pool) < 2 * kNoTime);
+  region_is_right(pool);
+}
+
+void bind(const std::vector<pthread_t>& threads, const cpu_set_t& cores) {
+  for (const pthread_t thread : threads) CHECK(pthread_setaffinity_np(thread, sizeof cores, &cores) == 0);
+}
+
+// While a pool is in use its cores become one, and then all again.
+void cores_may_change() {
+  cpu_set_t all, one;
+  CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<size_t>(ew::usable_cores().front()), &one);
+  ThreadPool pool(2, ew::Binding::none, kSpinsLong);
+  for (int round = 0; round < 2; ++round) {
+    const std::vector<pthread_t> threads = threads_of(pool);
+    bind(threads, one);
+    pool.wake();
+    threads_of(pool);  // spins that began before end here
+    CHECK(time_of_waiting(pool) < 2 * kNoTime);
+    bind(threads, all);
+    pool.wake();
+    region_is_right(pool);
+  }
+}
+
+// The same in the middle of regions, again and again.
+void cores_may_change_within_a_region() {
+  cpu_set_t all;
+  CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+  const std::vector<int> cores = ew::usable_cores();
+  ThreadPool pool(3);
+  const std::vector<pthread_t> threads = threads_of(pool);
+  std::atomic<bool> stop{false};
+  std::atomic<int> changes{0};
+  std::thread changer([&] {
+    while (!stop) {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(static_cast<size_t>(cores[static_cast<size_t>(changes.load()) % cores.size()]), &one);
+      bind(threads, one);
+      std::this_thread::sleep_for(std::chrono::microseconds(300));
+      bind(threads, all);
+      changes.fetch_add(1);
+    }
+  });
+  while (changes.load() < 50) {
+    pool.wake();
+    region_is_right(pool);
+  }
+  stop = true;
+  changer.join();
+}
+
+#endif
+
 }  // namespace
 
 int main() {
@@ -340,5 +569,14 @@ int main() {
   RUN(sleeping_workers_wake_up);
   RUN(pools_start_and_stop);
   RUN(crowds_get_through);
+#if defined(__linux__) && !defined(__SANITIZE_THREAD__)
+  RUN(a_thread_stopped_in_a_task_keeps_that_task_alone);
+  RUN(a_thread_stopped_without_a_task_is_not_waited_for);
+  RUN(workers_sleep_while_the_caller_is_stopped);
+  RUN(idle_threads_sleep);
+  RUN(threads_do_not_spin_where_cores_are_too_few);
+  RUN(cores_may_change);
+  RUN(cores_may_change_within_a_region);
+#endif
   return ew::check::result();
 }

@@ -20,9 +20,9 @@ from enginewright.runtime.executors.open import check_code
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.threads import available_threads
 
 from ...emit.finished_bundle import add_file, replace_manifest
-from ...native.threads import available_threads
 from ...steps.timed_steps import (
     STAGE,
     Measured,

@@ -26,11 +26,11 @@ from enginewright.runtime.shared.errors import BundleError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import check_free
 from enginewright.runtime.shared.step_schema import LOGITS
+from enginewright.runtime.shared.threads import available_threads
 
 from ...native.executable import NUMERICS_VERSION, CpuProgram, isas
 from ...native.processor import processor_features
 from ...native.sampling import RowSampler
-from ...native.threads import available_threads
 from ...steps.host_arrays import ALIGNMENT, Array, aligned
 from ..section import STEP, STEP_WITH_TAPS, TvmSection, arguments_of, stored_type
 from .doctor import level_problem, tvm_problem

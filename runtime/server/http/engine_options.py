@@ -5,7 +5,6 @@ The module imports little, because the command starts its engines before it impo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from ...bundle import MANIFEST_PATH
 from ...bundle.regular_file import MOST_JSON_BYTES, read_regular
 from ...ranks.partition import Partition
 from ...shared.memory import default_budget, parse_size
+from ...shared.threads import available_threads
 from ..engines.records import Engine
 from .options import ServerOptions
 
@@ -71,7 +71,7 @@ def model_options(options: ServerOptions) -> dict[str, Any]:
     if loaded == 1:
         return dict(llm)
     ranks = Partition.parse(str(llm.get("partition") or llm.get("ranks") or 1)).ranks
-    threads = llm.get("threads") or len(os.sched_getaffinity(0)) // ranks
+    threads = llm.get("threads") or available_threads() // ranks
     memory = llm.get("memory")
     budget = default_budget() if memory is None else parse_size(memory)
     return {**llm, "threads": max(1, int(threads) // loaded), "memory": budget // loaded}

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from ...shared.errors import RequestError
+from ...shared.threads import available_threads
 
 _LOG = logging.getLogger("enginewright.server")
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
@@ -46,7 +47,7 @@ class Cluster:
         if self.local:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             _hold_token()
-            cpus = len(os.sched_getaffinity(0))
+            cpus = available_threads()
             _start(num_cpus=cpus, include_dashboard=False, object_store_memory=100 << 20, **quiet)
         else:
             if address != "auto":

@@ -24,6 +24,7 @@ from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.server.http.engine_options import model_options, options_for
 from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.server.http.tenants import Key, Tenant
+from enginewright.runtime.shared import threads
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import free_memory
 from tests.runtime.server.conftest import START, Reply, Server, alive
@@ -445,6 +446,14 @@ def test_models_have_shares_of_threads_and_memory() -> None:
     assert model_options(options) == {"threads": 1, "memory": 150 << 20}
     assert model_options(ServerOptions(models={"a": "a.bundle"}, llm={"seed": 3})) == {"seed": 3}
     assert 0 < model_options(ServerOptions(models=models))["memory"] < free_memory() // 4
+
+
+def test_models_share_the_threads_of_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    models = {"a": "a.bundle", "b": "b.bundle"}
+    for quota, each in ((None, 32), (5, 2), (1, 1)):
+        monkeypatch.setattr(threads, "cpu_quota", lambda root, quota=quota: quota)
+        assert model_options(ServerOptions(models=models))["threads"] == each
 
 
 def test_options_of_answers_are_for_models_that_write_text(tiny_bundle: Path, pooled_bundles: dict[str, Path]) -> None:

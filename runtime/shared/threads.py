@@ -8,13 +8,35 @@ from pathlib import Path, PurePosixPath
 
 
 def available_threads(root: Path = Path("/")) -> int:
-    """Cores by the process's affinity, and no more than its cgroup's CPU quota (version 2 or 1); at least 1.
+    """Returns the cores of the process's affinity, and no more than ``cpu_quota``; at least 1.
 
-    ``root`` is where /proc and /sys are looked for.
+    ``root``: the folder that contains /proc and /sys.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota(root)
-    return max(1, cores if quota is None else min(cores, int(quota)))
+    quota = cpu_quota(root)
+    return cores if quota is None else min(cores, quota)
+
+
+def cpu_quota(root: Path = Path("/")) -> int | None:
+    """Returns the smallest CPU quota (version 2 or 1) of the process's cgroup and its ancestors, in cores, rounded
+    down but at least 1; None if there is none.
+    """
+    quotas: list[float] = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            top, version = root / "sys/fs/cgroup", 2
+        elif "cpu" in controllers.split(","):
+            top, version = root / "sys/fs/cgroup/cpu", 1
+        else:
+            continue
+        relative = PurePosixPath(path.lstrip("/"))
+        for folder in (relative, *relative.parents):  # a container may see its own group at the top
+            quota = _quota(top / folder, version)
+            if quota is not None:
+                quotas.append(quota)
+    return max(1, int(min(quotas))) if quotas else None
 
 
 def core_shares(ranks: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
@@ -49,26 +71,6 @@ def _numbers(text: str) -> list[int]:
         first, _, last = part.partition("-")
         numbers += range(int(first), int(last or first) + 1)
     return numbers
-
-
-def _cgroup_quota(root: Path) -> float | None:
-    """Returns the smallest CPU quota, in cores, of the process's cgroup and its ancestors; None if there is none."""
-    quotas: list[float] = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":
-            top, version = root / "sys/fs/cgroup", 2
-        elif "cpu" in controllers.split(","):
-            top, version = root / "sys/fs/cgroup/cpu", 1
-        else:
-            continue
-        relative = PurePosixPath(path.lstrip("/"))
-        for folder in (relative, *relative.parents):  # a container may see its own group at the top
-            quota = _quota(top / folder, version)
-            if quota is not None:
-                quotas.append(quota)
-    return min(quotas, default=None)
 
 
 def _quota(folder: Path, version: int) -> float | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.native.threads import available_threads, core_shares
+from enginewright.runtime.shared.threads import available_threads, core_shares
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -43,7 +43,14 @@ def test_a_group_above_may_be_tighter(tmp_path: Path) -> None:
     assert available_threads(tmp_path) == 1
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("-1", CORES), ("100000", 1)])
+@pytest.mark.parametrize(("quota", "cores"), [("200000 100000", 2), ("299999 100000", 2), ("max 100000", 64)])
+def test_many_cores_and_a_small_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": quota})
+    assert available_threads(tmp_path) == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", CORES), ("100000", 1), ("150000", 1)])
 def test_version_1_quota(tmp_path: Path, quota: str, cores: int) -> None:
     folder = "sys/fs/cgroup/cpu"
     files = {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": "100000"}
