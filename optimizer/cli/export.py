@@ -115,7 +115,7 @@ def command(
         str | None,
         typer.Option(
             "--kv-cache",
-            help=f"Format of keys and values, instead of the recipe's: {', '.join(CACHES)}.",
+            help=f"Format of keys and values, instead of the recipe's: {', '.join(CACHES)}, or auto:BYTES per token.",
         ),
     ] = None,
     ranks: Annotated[

@@ -69,6 +69,7 @@ def print_summary(report: BundleReport) -> None:
         already_quantized_lines,
         candidate_lines,
         engine_lines,
+        kv_formats_lines,
         kv_heads_lines,
         pruned_lines,
     )
@@ -105,7 +106,7 @@ def print_summary(report: BundleReport) -> None:
         row("weights", [*already_quantized_lines(document), *quantized_lines(document)])
         row("calibrated", calibration_lines(document))
         row("candidates", candidate_lines(document))
-        row("KV cache", kv_heads_lines(document))
+        row("KV cache", [*kv_heads_lines(document), *kv_formats_lines(document)])
         row("pruned", pruned_lines(document))
         row("engines", engine_lines(document))
     row("buckets", report.bucket_lines())

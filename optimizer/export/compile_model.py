@@ -159,6 +159,7 @@ def _report(request: ExportRequest, of: _Results, writer: BundleWriter, clock: C
         bucket_sizes=model.buckets.sizes if model.buckets else None,
         engines=list(written.engines),
         kv_heads=[heads_report(record, groups, searched.heads) for record in grouped],
+        kv_formats=searched.caches,
         ways=list(searched.candidates),
         exported=ExportedOn(datetime.now(UTC).isoformat(timespec="seconds"), processor_name(), available_threads()),
         source_bytes=source_bytes(request.source),

@@ -7,7 +7,7 @@ from typing import Any
 
 from enginewright.optimizer.buckets.report import SizesReport
 from enginewright.optimizer.report.roofline import Roofline
-from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
+from enginewright.optimizer.search.report import AutoReport, Candidate, KvFormatsReport, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.export_records import (
     CalibrationReport,
     ExportedOn,
@@ -52,6 +52,7 @@ class ExportReport:
             source's speed.
         engines: an entry for each engine that was built.
         kv_heads: the grouping of key and value heads; None if they weren't grouped.
+        kv_formats: the search for the formats of keys and values; None if there was none.
         pruning: the search for weights to remove; None if there was none.
         bucket_sizes: the choice of step sizes; None if the recipe lists them or has none.
         ways: the candidates compared, if both formats and shapes were searched for.
@@ -90,6 +91,7 @@ class ExportReport:
     bucket_sizes: SizesReport | None = None
     engines: list[EngineReport] = field(default_factory=list)
     kv_heads: list[KvHeadsReport] = field(default_factory=list)
+    kv_formats: KvFormatsReport | None = None
     ways: list[Candidate] = field(default_factory=list)
     exported: ExportedOn | None = None
     source_bytes: int | None = None

@@ -68,7 +68,7 @@ def export(
         max_memory: maximum resident bytes of the process, or a size such as "4GiB". The report has the memory used,
             also if it was more.
         gpus: replaces the recipe's: compute capabilities that engines are built for, such as "8.9" or "sm89".
-        kv_cache: replaces the recipe's storage of keys and values: "f32", "bf16", "int8" or "fp8".
+        kv_cache: replaces the recipe's format of keys and values: "f32", "bf16", "int8" or "auto:6000".
         partitions: replaces the recipe's: partitions that the model must support on the cpu target, such as
             "tensor=2,pipeline=2"; see ``LLM``.
         name: the model's name in the bundle and its report; by default that of its file or folder.

@@ -200,6 +200,7 @@ def open_model(request: ExportRequest) -> OpenModel:
         recipe = recipe.model_copy(update={"buckets": buckets.section})
     if recipe.attention is not None and not recipe.attention.searched:
         recipe.attention.check(attention_paths(captured.program), recipe.name)
+    recipe.kv_cache.check(attention_paths(captured.program), recipe.name)
     return OpenModel(captured, recipe, buckets)
 
 
@@ -399,6 +400,7 @@ def run_bundle(request: ExportRequest, model: OpenModel, rewritten: Rewritten, f
             some,
             {p.name: matched.get((name, p.name), 0) for p in some},
             bundle,
+            kv_cache=model.recipe.kv_cache,
             memory_budget=limit.memory_budget(),
             shortest=_SHORTEST_STEP,
         )

@@ -56,7 +56,7 @@ def pass_context(
         targets: all targets of the export, whose limits the passes respect; () for a program that isn't lowered.
     """
     shapes = recipe if recovered is None else recovered.recipe
-    cache = recipe.kv_cache.model_copy(update={"dtype": KV_FORMATS[recipe.cache].name})
+    cache = recipe.kv_cache.model_copy(update={"dtype": recipe.kv_cache.dtype or KV_FORMATS[recipe.cache].name})
     options = {"prune": shapes.pruning, "attention": shapes.attention, "kv_cache": cache}
     return PassContext(
         required=required,
@@ -81,4 +81,5 @@ def needs_tokens(recipe: Recipe, targets: Sequence[str]) -> bool:
     passes = choose_passes(recipe.passes)[0]
     for target in targets:
         passes += left_on(TARGETS[target].emitter.passes(), recipe.passes)
-    return bool(recipe.shares) or any(one.wanted(context) and one.needs_tokens(context) for one in passes)
+    searched = bool(recipe.shares) or recipe.kv_cache.searched
+    return searched or any(one.wanted(context) and one.needs_tokens(context) for one in passes)

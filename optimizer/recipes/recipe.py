@@ -29,6 +29,7 @@ from pydantic import (
 
 from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
+from enginewright.passes.framework.kv_options import AUTO
 from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.weight_formats import WeightFormats, chooses
@@ -37,6 +38,7 @@ from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regul
 from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.shared.errors import RecipeError
 from enginewright.runtime.shared.kv_formats import CACHES, CacheDtype
+from enginewright.runtime.shared.memory import parse_size
 from enginewright.runtime.shared.targets import MEASURED, OWN, part
 from enginewright.runtime.shared.weight_formats import FORMATS
 
@@ -94,7 +96,7 @@ class Recipe(PassOptions):
     @property
     def rounded(self) -> bool:
         """True if a weight, activation or cache entry may have less precision than a 32-bit float."""
-        return self.cache != "f32" or self._rounded_weights
+        return set(self.caches) != {"f32"} or self._rounded_weights
 
     @property
     def cache(self) -> CacheDtype:
@@ -103,9 +105,7 @@ class Recipe(PassOptions):
         If the recipe leaves it open, it is 32-bit floats for a recipe whose weights are 32-bit floats, and the default
         cache otherwise.
         """
-        if self.kv_cache.dtype is not None:
-            return CACHES[self.kv_cache.dtype]
-        return DEFAULT_CACHE if self._rounded_weights else "f32"
+        return self.kv_cache.default or (DEFAULT_CACHE if self._rounded_weights else "f32")
 
     @property
     def _rounded_weights(self) -> bool:
@@ -137,7 +137,8 @@ class Recipe(PassOptions):
     def searched(self) -> bool:
         """Returns True if a budget decides on formats or shapes, which exports search for before their passes."""
         heads = self.attention is not None and self.attention.searched
-        return self.auto is not None or heads or (self.prune is not None and self.prune.max_kl is not None)
+        pruned = self.prune is not None and self.prune.max_kl is not None
+        return self.auto is not None or heads or pruned or self.kv_cache.searched
 
     @model_validator(mode="before")
     @classmethod
@@ -280,12 +281,28 @@ def with_partitions(recipe: Recipe, partitions: Sequence[str]) -> Recipe:
 
 
 def with_cache(recipe: Recipe, dtype: str) -> Recipe:
-    """Returns the recipe with another KV-cache format. Raises RecipeError if the format doesn't exist."""
+    """Returns the recipe with another KV-cache format for all layers, or with ``auto`` or ``auto:BYTES``, which chooses
+    one for each layer within that many bytes per token; without a number those of the recipe.
+
+    Raises RecipeError if the format doesn't exist, or ``auto`` has no number of bytes.
+    """
+    name, _, size = dtype.partition(":")
+    options: dict[str, Any] = {"dtype": dtype}
+    if name == AUTO:
+        kept = ("max_bytes_per_token", "candidates", "tokens") if recipe.kv_cache.searched else ()
+        options = {"dtype": AUTO, **{key: getattr(recipe.kv_cache, key) for key in kept}}
+        if size:
+            options["max_bytes_per_token"] = parse_size(size, "kv_cache", least=1)
     try:
-        cache = type(recipe.kv_cache).model_validate(recipe.kv_cache.model_dump() | {"dtype": dtype})
+        cache = type(recipe.kv_cache).model_validate(options)
     except ValidationError as e:
+        if name == AUTO:
+            raise RecipeError(
+                f"kv_cache: {str(e.errors()[0]['msg']).removeprefix('Value error, ')}",
+                hint="Give it as --kv-cache auto:BYTES, or in [kv_cache] of the recipe.",
+            ) from e
         raise RecipeError(
-            f"kv_cache: there is no KV-cache format {dtype!r}", hint=_suggest(dtype, CACHES, "format")
+            f"kv_cache: there is no KV-cache format {dtype!r}", hint=_suggest(dtype, (*CACHES, AUTO), "format")
         ) from e
     return recipe.model_copy(update={"kv_cache": cache})
 

@@ -12,7 +12,7 @@ from enginewright.plugins.emit.target import Target
 from enginewright.plugins.gpu.formats import check_formats
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.shared.errors import RecipeError, TargetError, UnsupportedModelError
-from enginewright.runtime.shared.kv_formats import ROTATED_CACHES, SCALED_CACHES
+from enginewright.runtime.shared.kv_formats import CACHES, ROTATED_CACHES, SCALED_CACHES
 from enginewright.runtime.shared.targets import OWN, Halves
 
 from .recipe import Recipe
@@ -55,35 +55,42 @@ def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
             gpus = engines.gpus or target.gpus
             target.check_gpus(gpus)
             needed = [storage for storage in target.instructions if storage in keys]
-            caches = [name for name in target.cache_instructions if name == recipe.kv_cache.dtype]
+            caches = [name for name in target.cache_instructions if name in recipe.kv_cache.named.values()]
             check_formats(gpus, (engines.dtype or target.floats, *needed, *caches))
 
 
 def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
-    """Raises TargetError naming a target that doesn't support the recipe's KV-cache format.
+    """Raises TargetError naming a target that doesn't support a KV-cache format of the recipe, and the key of it.
 
     No format, or f32, suits all targets: they then store keys and values in the type of their computation.
     """
-    dtype = recipe.kv_cache.dtype
     engines = recipe.engines or EnginesSection()
-    lacking = [n for n in targets if not (TARGETS[n].narrow_caches or recipe.cache in TARGETS[n].caches(engines))]
-    if lacking and dtype not in (None, "f32"):
-        reason = TARGETS[lacking[0]].no_cache if recipe.cache in SCALED_CACHES else ""
-        why = f": {reason}" if reason else ""
-        raise TargetError(
-            f"target {lacking[0]}: it has no KV cache of {dtype}, which recipe {recipe.name} asks for (kv_cache.dtype)"
-            + why,
-            hint="Leave dtype out of [kv_cache], or --kv-cache out, for it; --target cpu has such a cache.",
-        )
+    each = recipe.kv_cache.searched or bool(recipe.kv_cache.overrides)
+    for name in (n for n in targets if not TARGETS[n].narrow_caches):
+        for key, dtype in recipe.kv_cache.named.items():
+            if (dtype == "f32" and not each) or CACHES[dtype] in TARGETS[name].caches(engines):
+                continue
+            reason = TARGETS[name].no_cache if CACHES[dtype] in SCALED_CACHES else ""
+            why = f": {reason}" if reason else ""
+            raise TargetError(
+                f"target {name}: it has no KV cache of {dtype}, which recipe {recipe.name} asks for ({key}){why}",
+                hint="Leave dtype out of [kv_cache], or --kv-cache out, for it; --target cpu has such a cache.",
+            )
+        if each:
+            key = "kv_cache.dtype auto" if recipe.kv_cache.searched else "kv_cache.overrides"
+            raise TargetError(
+                f"target {name}: all layers have one KV-cache format there, and recipe {recipe.name} has {key}",
+                hint="Name one format in kv_cache.dtype, or export for --target cpu alone.",
+            )
 
 
 def check_context(recipe: Recipe, targets: Sequence[str]) -> None:
     """Raises TargetError naming a target whose attention doesn't support the recipe's [adaptive_context]."""
     lacking = [name for name in targets if not TARGETS[name].adaptive_context]
-    if recipe.adaptive_context is not None and recipe.cache in ROTATED_CACHES:
+    if recipe.adaptive_context is not None and {*recipe.caches} & {*ROTATED_CACHES}:
         raise TargetError(
             f"recipe {recipe.name}: [adaptive_context] chooses blocks by channels of keys, which a KV cache of "
-            f"{recipe.kv_cache.dtype} mixes",
+            f"{' and '.join(dict.fromkeys(c for c in recipe.caches if c in ROTATED_CACHES))} mixes",
             hint="Use kv_cache.dtype int8 with [adaptive_context].",
         )
     if lacking and recipe.adaptive_context is not None:
@@ -149,6 +156,12 @@ def check_pooled(task: str, recipe: Recipe, targets: Iterable[str]) -> None:
                 f"this is a model for {task}, and target {name} has no kernels for attention without a cache",
                 hint=f"Targets with such kernels: {able}.",
             )
+    if recipe.kv_cache.searched:
+        raise RecipeError(
+            f"recipe {recipe.name}: kv_cache.dtype auto is for models that generate text, and this is a model for "
+            f"{task}",
+            hint="Leave [kv_cache] out.",
+        )
     for section in _OF_DECODERS:
         if getattr(recipe, section) is not None:
             raise RecipeError(

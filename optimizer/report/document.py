@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from enginewright.optimizer.buckets.report import SizesReport
-from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
+from enginewright.optimizer.search.report import AutoReport, Candidate, KvFormatsReport, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.export_records import (
     CalibrationReport,
     ExportedOn,
@@ -55,6 +55,7 @@ class ReportDocument(BaseModel):
     bucket_sizes: SizesReport | None = None
     engines: tuple[EngineReport, ...] = ()
     kv_heads: tuple[KvHeadsReport, ...] = ()
+    kv_formats: KvFormatsReport | None = None
     ways: tuple[Candidate, ...] = ()
     calibration: CalibrationReport | None = None
     quantization: QuantizationReport | None = None

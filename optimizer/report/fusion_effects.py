@@ -54,6 +54,7 @@ def fusion_effects(
     matched: Mapping[str, int],
     bundle: Bundle,
     *,
+    kv_cache: CacheOptions | None = None,
     memory_budget: int | None = None,
     seconds: float = 1.5,
     shortest: float = 0.0,
@@ -66,6 +67,7 @@ def fusion_effects(
         passes: the target's passes, without those that the recipe turns off.
         matched: the number of places that each pass changed, by the pass's name.
         bundle: the bundle with the target and its weights.
+        kv_cache: the formats of keys and values; None for one in all layers, as the bundle has it.
         memory_budget: bytes of memory that may be used; None for the free memory.
         seconds: the approximate duration of the measurement. If even a few steps take longer, nothing is measured.
         shortest: seconds of a decode step below which nothing is measured, since the result would be noise.
@@ -94,7 +96,7 @@ def fusion_effects(
         twin = runner(whole)
         _check_duration(runners[""], decode, shortest)
         for p in compared:
-            runners[p.name] = runner(_without(p, program, passes, whole))
+            runners[p.name] = runner(_without(p, program, passes, whole, kv_cache))
         runners[_TWIN] = twin
         decoded = _paired(runners, decode, seconds * _SHARE)
         if not decoded:
@@ -134,7 +136,9 @@ def _check_duration(runner: StepRunner, sizes: StepSizes, shortest: float) -> No
         )
 
 
-def _without(fusion: Pass, program: Program, passes: Sequence[Pass], whole: LoweredProgram) -> LoweredProgram:
+def _without(
+    fusion: Pass, program: Program, passes: Sequence[Pass], whole: LoweredProgram, kv_cache: CacheOptions | None
+) -> LoweredProgram:
     """Returns the lowered program that all passes but one make.
 
     Args:
@@ -142,10 +146,12 @@ def _without(fusion: Pass, program: Program, passes: Sequence[Pass], whole: Lowe
         program: the program before the passes.
         passes: all passes.
         whole: the lowered program that all passes make. Raises _NotMeasuredError if that has other weights.
+        kv_cache: the formats of keys and values; None for that of the first cache.
     """
     copy, caches = program.copy(), whole.cache_groups
     rest = [one for one in passes if one is not fusion]
-    cache = CacheOptions(dtype=KV_FORMATS[caches[0].dtype if caches else "f32"].name)
+    cache = kv_cache if kv_cache is not None and kv_cache.overrides else None
+    cache = cache or CacheOptions(dtype=KV_FORMATS[caches[0].dtype if caches else "f32"].name)
     PassManager(rest, PassContext(recipe=PassOptions(kv_cache=cache))).run(copy)
     lowered = plan_arena(lower_program(copy).program)
     if set(lowered.weights) != set(whole.weights):

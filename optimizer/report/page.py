@@ -22,7 +22,7 @@ from . import numbers
 from .auto_view import auto_view
 from .charts import NARROW, WIDE
 from .document import ReportDocument, SavedReport
-from .lines import already_quantized_lines, candidate_lines, kv_heads_lines, quality_sentence
+from .lines import already_quantized_lines, candidate_lines, kv_formats_lines, kv_heads_lines, quality_sentence
 from .roofline import Roofline, predict
 from .roofline_view import RooflineChart, ShapeView, TimeBars, chart, shape_view, time_bars
 from .views import COLUMN_HEIGHT, PassView, figure_view, figure_views, pass_views, storage_view
@@ -151,6 +151,7 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
         slowest=max((p.seconds or 0 for p in entries), default=0) or 1,
         bucket_plans=bundle.buckets,
         kv_heads_lines=kv_heads_lines(document),
+        kv_formats_lines=kv_formats_lines(document),
         candidates=candidate_lines(document),
         figures=figure_views(entries),
         storage=storage_view(stored_weights(bundle)),

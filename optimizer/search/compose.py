@@ -1,4 +1,5 @@
-"""Runs the searches of a recipe, in the order of its passes: removed weights, key/value heads, then formats.
+"""Runs the searches of a recipe, in the order of its passes: removed weights, key/value heads, then formats of weights,
+and of caches, which have a budget of their own.
 
 Each uses a part of one budget. ``max_kl`` in [prune] and in [attention] are their parts; formats get the rest of
 [budget], because [auto] compares the changed model with the source. Removing weights pays only if formats don't save
@@ -23,9 +24,10 @@ from enginewright.runtime.shared.progress import Progress
 
 from .format_seconds import Clock
 from .formats import FormatSearch
+from .kv_formats import KvFormatSearch
 from .kv_heads import KvHeadSearch
 from .pruning import PruningSearch
-from .report import AutoReport, Candidate, KvSearchReport, PruneReport
+from .report import AutoReport, Candidate, KvFormatsReport, KvSearchReport, PruneReport
 from .search import Found, NothingToChooseError, NothingWithinError, Report, Search, Task
 
 FORMATS_ALONE, SHAPES_TOO = "formats alone", "less of the model, then formats"
@@ -39,7 +41,7 @@ class Searching:
         captured: the model; its program isn't changed.
         sequences: calibration tokens, [S] each.
         scratch, memory_budget: see ``PassContext``.
-        progress: called with the stages "prune", "heads" and "auto".
+        progress: called with the stages "prune", "heads", "auto" and "caches".
         recovered: trained weights; None without a recovery.
         targets: the targets of the export.
         clock: see ``Task``.
@@ -65,12 +67,13 @@ class Searched:
     auto: AutoReport | None = None
     pruning: PruneReport | None = None
     heads: KvSearchReport | None = None
+    caches: KvFormatsReport | None = None
     candidates: tuple[Candidate, ...] = ()
 
     @property
     def anything(self) -> bool:
         """True if the recipe has something to search for."""
-        return any(r is not None for r in (self.auto, self.pruning, self.heads))
+        return any(r is not None for r in (self.auto, self.pruning, self.heads, self.caches))
 
 
 def search(recipe: Recipe, given: Searching) -> Searched:
@@ -81,6 +84,10 @@ def search(recipe: Recipe, given: Searching) -> Searched:
         VerificationError: no choice meets the budget; the text has the nearest.
         RecipeError: there is nothing to choose.
     """
+    return _search_caches(_search_shapes_and_weights(recipe, given), given)
+
+
+def _search_shapes_and_weights(recipe: Recipe, given: Searching) -> Searched:
     if recipe.auto is None:
         return search_shapes(recipe, given)
     plain = without_searched_shapes(recipe)
@@ -135,8 +142,9 @@ def search_captured(
     if scratch is not None:
         scratch.mkdir()
     try:
-        parameters, context = captured.model_info.parameters, replace(context, scratch=scratch)
-        return kind(Task(captured.program, recipe, parameters, sequences, checks, context, progress, clock)).run()
+        info, context = captured.model_info, replace(context, scratch=scratch)
+        inputs = captured.program, recipe, info.parameters, sequences, checks, context, progress, clock
+        return kind(Task(*inputs, info.context_length)).run()
     finally:
         if scratch is not None:
             shutil.rmtree(scratch)
@@ -173,6 +181,13 @@ def _search_heads(found: Searched, given: Searching) -> Searched:
 def _search_formats(found: Searched, given: Searching) -> Searched:
     chosen = _search(FormatSearch, found.recipe, given)
     return replace(found, recipe=chosen.recipe, auto=chosen.report)
+
+
+def _search_caches(found: Searched, given: Searching) -> Searched:
+    if not found.recipe.kv_cache.searched:
+        return found
+    chosen = _search(KvFormatSearch, found.recipe, given)
+    return replace(found, recipe=chosen.recipe, caches=chosen.report)
 
 
 def _unpruned(recipe: Recipe) -> Recipe:

@@ -25,11 +25,12 @@ from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation
 from enginewright.passes.framework.token_sequences import mean_kl
 from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.runtime.shared.contracts import head_bytes
 
 from .assign import Assignment, Options, fewest_bytes
 from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, share_of
-from .report import HeadsOption, HeadsPoint, KvSearchReport, LayerOptions
+from .report import CachePoint, HeadsOption, KvSearchReport, LayerOptions
 from .search import NothingToChooseError, NothingWithinError, Search, Task, Tried, smallest_within, some_of
 
 
@@ -62,7 +63,7 @@ class KvHeadSearch(Search[KvSearchReport]):
         self.units, reasons = list[LayerUnit](), list[str]()
         sizes = list[tuple[int, ...]]()
         for node in self.program.nodes_of(torch.ops.ew.attention.default):
-            arguments, cache = bound_arguments(node), self.recipe.cache
+            arguments, cache = bound_arguments(node), self.recipe.cache_of(join_where(node.meta[WHERE]))
             heads, size = (int(n) for n in self.program.value(arguments["k"]).shape[1:])
             each = head_bytes(cache, 0, size) + head_bytes(cache, 1, int(self.program.value(arguments["v"]).shape[2]))
             site = find_site(self.program, node)
@@ -167,8 +168,8 @@ class KvHeadSearch(Search[KvSearchReport]):
             seconds=seconds,
         )
 
-    def _point(self, choice: Assignment, measured: float | None = None) -> HeadsPoint:
-        return HeadsPoint(self._bytes(choice), choice.cost, measured)
+    def _point(self, choice: Assignment, measured: float | None = None) -> CachePoint:
+        return CachePoint(self._bytes(choice), choice.cost, measured)
 
 
 def measure_layers(

@@ -60,6 +60,7 @@ class Check:
         kinds: the token ids of some sequences, [S] each, by the name of their kind.
         source: the program that KL is measured from; None for ``program``. It differs if the shape of the model was
             changed.
+        most_rows: the most tokens of a kind whose logits are compared; None for all.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Check:
         context: PassContext,
         kinds: Mapping[str, Sequence[torch.Tensor]],
         source: Program | None = None,
+        most_rows: int | None = None,
     ) -> None:
-        self._program, self._passes, self._context = program, passes, context
+        self._program, self._passes, self._context, self._most_rows = program, passes, context, most_rows
         self._cache = WeightCache(cache_bytes(context.memory_budget))
         self._kinds = {
             name: _Checked(tuple(sequences), self._logits(source or program, sequences))
@@ -106,4 +108,4 @@ class Check:
         return kl_by_kind
 
     def _logits(self, program: Program, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
-        return FastEvaluation(program, self._cache).evaluate(packed_inputs(program, sequences))[0]
+        return FastEvaluation(program, self._cache).evaluate(packed_inputs(program, sequences, self._most_rows))[0]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup
-from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 
 if TYPE_CHECKING:
     from enginewright.passes.framework.base import PassRecord
@@ -120,13 +119,13 @@ class AutoReport(SearchReport):
 
 
 @dataclass(frozen=True)
-class HeadsPoint:
-    """A choice of the number of key/value heads of each layer.
+class CachePoint:
+    """A choice of each layer's number of key/value heads, or format of keys and values.
 
     Attributes:
         bytes_per_token: the bytes of the cache, over all layers.
-        predicted_kl: the sum, over layers, of the KL that is predicted if that layer alone has its chosen number of
-            heads; in nats per token.
+        predicted_kl: the sum, over layers, of the KL that is predicted if that layer alone has its choice; in nats per
+            token.
         measured_kl: the KL of the changed program on the check tokens; None if it wasn't measured.
     """
 
@@ -165,10 +164,27 @@ class KvSearchReport(SearchReport):
     """
 
     max_cache_bytes_per_token: int | None
-    chosen: HeadsPoint
-    curve: tuple[HeadsPoint, ...]
-    tried: tuple[HeadsPoint, ...]
+    chosen: CachePoint
+    curve: tuple[CachePoint, ...]
+    tried: tuple[CachePoint, ...]
     layers: tuple[LayerOptions, ...]
+
+
+@dataclass(frozen=True)
+class KvFormatsReport(SearchReport):
+    """The choice of each layer's format of keys and values. KL is from 32-bit floats.
+
+    Attributes:
+        max_bytes_per_token: the budget in bytes.
+        chosen: the final choice, measured.
+        curve: the Pareto curve, from the least KL to the fewest bytes.
+        layers: the choice for each layer, in the order of the program; ``bytes`` are a token's.
+    """
+
+    max_bytes_per_token: int
+    chosen: CachePoint
+    curve: tuple[CachePoint, ...]
+    layers: tuple[UnitChoice, ...]
 
 
 @dataclass(frozen=True)
@@ -204,8 +220,8 @@ def heads_report(record: PassRecord, groups: Sequence[CacheGroup], search: KvSea
     before, now, sizes = each("key/value heads before"), each("key/value heads"), each("numbers of a key and a value")
     errors = [f.value for f in record.metrics if f.name.startswith("relative error")]
     total = sum(cache_block_bytes(group) // group.block_size for group in groups)
-    width = BYTES_PER_ELEMENT[groups[0].dtype]
-    saved = sum((before[path] - heads) * sizes[path] * width for path, heads in now.items())
+    width = total / sum(len(g.layers) * g.kv_heads * (g.key_head_size + g.value_head_size) for g in groups)
+    saved = round(sum((before[path] - heads) * sizes[path] * width for path, heads in now.items()))
     return KvHeadsReport(
         total + saved,
         total,

@@ -1,4 +1,5 @@
-"""A search under a budget for units of any kind: formats, key/value heads, or layers with their channels and heads.
+"""A search under a budget for units of any kind: formats of weights or of caches, key/value heads, or layers with their
+channels and heads.
 
 Each unit is measured alone, and a choice for all units is made by adding up the costs (assign.py). Changes together
 cost less or more than that sum. So a choice is measured as it will be exported (measure_choices.py), the budget of the
@@ -136,6 +137,7 @@ class Task:
         context: the context of the passes, as in an export.
         progress: called with the stage of the search.
         clock: times a token; None if the budget has no time.
+        context_length: the most tokens of a sequence; None for any number.
     """
 
     program: Program
@@ -146,6 +148,7 @@ class Task:
     context: PassContext
     progress: Progress
     clock: Clock | None = None
+    context_length: int | None = None
 
 
 Report = TypeVar("Report")
@@ -255,7 +258,8 @@ class Search(ABC, Generic[Report]):
         """Applies a choice to the program, and measures the KL that it really costs."""
         self.on_progress(len(self.tried), ROUNDS, f"measuring {self.label(choice)}")
         recipe = self.applied(choice)
-        options = {"weights": recipe.weights, "attention": recipe.attention, "prune": recipe.pruning}
+        sections = ("weights", "attention", "kv_cache")
+        options = {"prune": recipe.pruning, **{name: getattr(recipe, name) for name in sections}}
         context = replace(self.context, recipe=self.context.recipe.model_copy(update=options))
         self.tried.append(Tried(choice, self.check.measure(context)))
         return self.tried[-1]

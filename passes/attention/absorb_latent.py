@@ -86,7 +86,7 @@ class AbsorbLatent(Pass):
 
     def wanted(self, context: PassContext) -> bool:
         """Implements ``Pass``: True if the recipe has no cache that excludes it."""
-        return context.recipe.adaptive_context is None and context.recipe.cache not in ROTATED_CACHES
+        return context.recipe.adaptive_context is None and not {*context.recipe.caches} & {*ROTATED_CACHES}
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()

@@ -20,7 +20,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.contracts import CacheGroup
-from enginewright.runtime.shared.kv_formats import END, KV_FORMATS
+from enginewright.runtime.shared.kv_formats import END, KV_FORMATS, CacheDtype
 from enginewright.runtime.shared.step_schema import BLOCK_TABLE, SLOTS, group_port
 
 from ..ir.program import Program, cache_input
@@ -30,6 +30,15 @@ ew = torch.ops.ew
 
 LEAST_WINDOW = 8 * END
 """The shortest window, in tokens, for which a cache of few bits and one of the ends take less memory than 8 bits."""
+
+
+def stored_format(cache: CacheDtype, window: int) -> CacheDtype:
+    """Returns the format in which a layer of a window of ``window`` tokens, or 0, stores the cache of a recipe.
+
+    It is that of the ends if the window is so short that a second cache of them would take more memory.
+    """
+    ends = KV_FORMATS[cache].ends
+    return ends if ends and 0 < window < LEAST_WINDOW else cache
 
 
 def add_ends(program: Program, group: CacheGroup, writes: Sequence[Node]) -> None:

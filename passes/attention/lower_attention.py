@@ -1,7 +1,7 @@
 """Turns captured attention into a write to the paged KV cache and attention over that cache.
 
-Layers whose caches have the same shape and lifetime are a cache group: their blocks are allocated together, by one
-block table and one array of slots.
+Layers whose caches have the same shape, format and lifetime are a cache group: their blocks are allocated together, by
+one block table and one array of slots.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from enginewright.passes.framework.base import (
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, CacheGroup
 from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.kv_formats import CacheDtype
 from enginewright.runtime.shared.step_schema import ATTENTION_PORTS, SLOTS, group_port, ports_in
 
 from ..ir.program import Program, cache_input
-from ..ir.provenance import WHERE
+from ..ir.provenance import WHERE, join_where
+from .keep_ends import stored_format
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
-Key = tuple[int, int, int, int, bool]  # window, key/value heads, key head size, value head size, values in keys
+Key = tuple[int, int, int, int, bool, CacheDtype]
+"""Window, key/value heads, key head size, value head size, values in keys, format."""
 
 
 def _has_step_inputs(program: Program) -> list[str]:
@@ -88,7 +91,7 @@ class LowerAttention(Pass):
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         nodes = program.nodes_of(ew.attention.default)
-        groups = _cache_groups(program, nodes, context.latent_caches)
+        groups = _cache_groups(program, nodes, context)
         table, slots = program.inputs["block_table"], program.inputs["slots"]
         for group in groups:
             program.add_input(f"block_table:{group.name}", program.value(table))
@@ -107,11 +110,9 @@ class LowerAttention(Pass):
         return PassResult(matched=len(nodes))
 
 
-def _cache_groups(program: Program, nodes: list[Node], latent: bool) -> tuple[CacheGroup, ...]:
+def _cache_groups(program: Program, nodes: list[Node], context: PassContext) -> tuple[CacheGroup, ...]:
     """Returns the groups in the order of their first layers, named after their window, with a number if that isn't
     unique.
-
-    ``latent``: True if values that are the first channels of their keys needn't be stored.
     """
     layers: dict[Key, list[int]] = {}
     seen: set[int] = set()
@@ -127,11 +128,12 @@ def _cache_groups(program: Program, nodes: list[Node], latent: bool) -> tuple[Ca
             int(k.shape[1]),
             int(k.shape[2]),
             int(v.shape[2]),
-            latent and _begins(arguments["k"], arguments["v"]),
+            context.latent_caches and begins(arguments["k"], arguments["v"]),
+            stored_format(context.recipe.cache_of(join_where(node.meta[WHERE])), window),
         )
         layers.setdefault(key, []).append(layer)
     groups: list[CacheGroup] = []
-    for (window, heads, key_size, value_size, values_in_keys), members in layers.items():
+    for (window, heads, key_size, value_size, values_in_keys, _), members in layers.items():
         base = f"window{window}" if window else "full"
         alike = sum(1 for g in groups if g.window == window)
         name = f"{base}-{alike + 1}" if alike else base
@@ -149,7 +151,7 @@ def _cache_groups(program: Program, nodes: list[Node], latent: bool) -> tuple[Ca
     return tuple(groups)
 
 
-def _begins(keys: Node, values: Node) -> bool:
+def begins(keys: Node, values: Node) -> bool:
     """Returns True if values are the first channels of keys, by their calls."""
     if values.target is not aten.slice.Tensor or values.args[0] is not keys:
         return False

@@ -4,7 +4,7 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, Self
 
@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 from enginewright.runtime.shared.errors import RecipeError
-from enginewright.runtime.shared.kv_formats import CACHES
+from enginewright.runtime.shared.kv_formats import CACHES, ROTATED_CACHES, CacheDtype
 
 from ..formats.section import Section
 
@@ -27,21 +27,92 @@ KvGrouping = Literal["similar", "neighbours"]
 """
 
 
+AUTO = "auto"
+"""The ``dtype`` of a recipe that leaves the choice of a format for each layer to the export."""
+
+
+class CacheOverride(Section):
+    """A cache format for attentions whose path matches ``layers``, a shell pattern: ``*.layers.3.*``."""
+
+    layers: str = Field(min_length=1)
+    dtype: str
+
+    @field_validator("dtype")
+    @classmethod
+    def _dtype_exists(cls, value: str) -> str:
+        return _existing(value)
+
+
 class CacheOptions(Section):
-    """[kv_cache] of a recipe.
+    """[kv_cache] of a recipe: one format for all layers, or one for each by number or by a budget.
 
     Attributes:
-        dtype: the storage format of keys and values, a key of ``kv_formats.CACHES``; None for the target's default.
+        dtype: the storage format of keys and values, a key of ``kv_formats.CACHES``; ``AUTO`` for the formats with the
+            least KL divergence within ``max_bytes_per_token``; None for the target's default.
+        overrides: formats for some attentions; the first that matches the path counts.
+        max_bytes_per_token: with ``AUTO``, the most cache bytes per token, over all layers. The ends of requests
+            (``KvFormat.ends``) aren't counted.
+        candidates: with ``AUTO``, the formats to choose from.
+        tokens: with ``AUTO``, the most tokens of the sequence that a layer is measured with; large models use fewer.
     """
 
     dtype: str | None = None
+    overrides: tuple[CacheOverride, ...] = ()
+    max_bytes_per_token: int | None = Field(default=None, gt=0)
+    candidates: tuple[str, ...] = Field(default=("bf16", *ROTATED_CACHES), min_length=2)
+    tokens: int = Field(default=1024, ge=512)
 
     @field_validator("dtype")
     @classmethod
     def _dtype_exists(cls, value: str | None) -> str | None:
-        if value is not None and value not in CACHES:
-            raise ValueError(f"{value!r} can't be made for a KV cache yet, only {', '.join(CACHES)}")
-        return value
+        return value if value is None or value == AUTO else _existing(value)
+
+    @field_validator("candidates")
+    @classmethod
+    def _candidates_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_existing(name) for name in value)
+
+    @model_validator(mode="after")
+    def _auto_has_a_budget(self) -> Self:
+        if self.searched and self.max_bytes_per_token is None:
+            raise ValueError("dtype 'auto' needs max_bytes_per_token: the most cache bytes of a token, over all layers")
+        if self.searched and self.overrides:
+            raise ValueError("dtype 'auto' chooses the format of every layer: leave overrides out")
+        if not self.searched and self != CacheOptions.model_construct(dtype=self.dtype, overrides=self.overrides):
+            raise ValueError("max_bytes_per_token, candidates and tokens are for dtype 'auto' alone")
+        if self.overrides and self.dtype is None:
+            raise ValueError("overrides need a dtype, which the other layers have")
+        return self
+
+    @property
+    def searched(self) -> bool:
+        """True if a budget decides the formats."""
+        return self.dtype == AUTO
+
+    @property
+    def default(self) -> CacheDtype | None:
+        """The format of layers without an override; before a search its first candidate. None if there is none."""
+        if self.dtype is None:
+            return None
+        return CACHES[self.candidates[0] if self.searched else self.dtype]
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The formats that layers have or may get, by their keys in the recipe."""
+        if self.searched:
+            return {f"kv_cache.candidates.{i}": name for i, name in enumerate(self.candidates)}
+        each = {f"kv_cache.overrides.{i}.dtype": override.dtype for i, override in enumerate(self.overrides)}
+        return each if self.dtype is None else {"kv_cache.dtype": self.dtype, **each}
+
+    def override_of(self, path: str) -> CacheDtype | None:
+        """Returns the format that an override gives the attention at ``path``; None if there is none."""
+        return next((CACHES[o.dtype] for o in self.overrides if fnmatchcase(path, o.layers)), None)
+
+    def check(self, paths: Collection[str], recipe: str) -> None:
+        """Raises RecipeError if the pattern of an override matches none of the attentions at ``paths``, or only those
+        that earlier patterns match. ``recipe`` is the recipe's name, for the error.
+        """
+        _check_patterns([o.layers for o in self.overrides], paths, f"recipe {recipe}: kv_cache")
 
 
 class KvHeadsOverride(Section):
@@ -114,21 +185,7 @@ class KvOptions(Section):
                 attentions that earlier patterns match; or no layer would have fewer heads.
         """
         name = f"recipe {recipe}: attention"
-        left = set(present)
-        for override in self.overrides:
-            matching = {path for path in present if fnmatchcase(path, override.layers)}
-            if not matching & left:
-                what = (
-                    "matches no attention"
-                    if not matching
-                    else "has no effect: earlier overrides match all that it does"
-                )
-                paths = sorted(present)
-                raise RecipeError(
-                    f"{name}.overrides: layers {override.layers!r} {what}",
-                    hint=f"Attentions are called {paths[0]} to {paths[-1]}." if paths else "The model has none.",
-                )
-            left -= matching
+        _check_patterns([override.layers for override in self.overrides], present, name)
         for path, heads in present.items():
             kv_heads = self.heads_of(path, heads)
             divisors = [d for d in range(1, heads + 1) if heads % d == 0]
@@ -187,3 +244,24 @@ class ContextOptions(Section):
 
 def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
+
+
+def _existing(name: str) -> str:
+    if name not in CACHES:
+        raise ValueError(f"{name!r} can't be made for a KV cache yet, only {', '.join(CACHES)}")
+    return name
+
+
+def _check_patterns(patterns: Sequence[str], paths: Collection[str], name: str) -> None:
+    """Raises RecipeError if one of the ``patterns`` of the overrides of section ``name`` has no effect on ``paths``."""
+    left = set(paths)
+    for pattern in patterns:
+        matching = {path for path in paths if fnmatchcase(path, pattern)}
+        if not matching & left:
+            what = "matches no attention" if not matching else "has no effect: earlier overrides match all that it does"
+            known = sorted(paths)
+            raise RecipeError(
+                f"{name}.overrides: layers {pattern!r} {what}",
+                hint=f"Attentions are called {known[0]} to {known[-1]}." if known else "The model has none.",
+            )
+        left -= matching

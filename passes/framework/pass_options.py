@@ -48,5 +48,17 @@ class PassOptions(Section):
 
     @property
     def cache(self) -> CacheDtype:
-        """The format of keys and values on targets with paged caches; 32-bit floats if the recipe has none."""
-        return "f32" if self.kv_cache.dtype is None else CACHES[self.kv_cache.dtype]
+        """The format of keys and values on targets with paged caches; 32-bit floats if the recipe has none.
+
+        Layers may have others (``cache_of``).
+        """
+        return self.kv_cache.default or "f32"
+
+    @property
+    def caches(self) -> tuple[CacheDtype, ...]:
+        """Every format that layers have, or may get by a search."""
+        return (self.cache, *(CACHES[name] for name in self.kv_cache.named.values()))
+
+    def cache_of(self, path: str) -> CacheDtype:
+        """Returns the format of the keys and values of the attention at ``path``."""
+        return self.kv_cache.override_of(path) or self.cache

@@ -33,14 +33,17 @@ class StepwiseEvaluation:
         program: the program, which isn't changed.
         sequences: token ids, [S] each.
         cache_bytes: the most bytes of weights that are cached between runs.
+        most_rows: the most tokens whose logits are computed; None for all.
     """
 
-    def __init__(self, program: Program, sequences: Sequence[torch.Tensor], cache_bytes: int) -> None:
+    def __init__(
+        self, program: Program, sequences: Sequence[torch.Tensor], cache_bytes: int, most_rows: int | None = None
+    ) -> None:
         self.program = program
         self.fast = FastEvaluation(program, WeightCache(cache_bytes))
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
         self._last_use = {a: n for n in program.graph.nodes for a in n.all_input_nodes}
-        self._inputs = packed_inputs(program, sequences)
+        self._inputs = packed_inputs(program, sequences, most_rows)
 
     def start(self) -> Values:
         """Returns the values of the program's inputs, the state before the first call."""

@@ -22,26 +22,30 @@ from enginewright.runtime.shared.step_schema import (
 )
 
 
-def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def packed_inputs(
+    program: Program, sequences: Sequence[torch.Tensor], most_rows: int | None = None
+) -> dict[str, torch.Tensor]:
     """Returns an input for each placeholder of ``program``: the sequences packed into one step, with empty caches.
 
     Args:
         program: a program with attention as captured, or paged.
         sequences: token ids, [S] each, at least one token.
+        most_rows: the most tokens whose logits are computed, evenly spaced; None for all T.
 
     Returns:
-        the inputs by name. ``rows`` has all T tokens, so that the program returns logits [T, V].
+        the inputs by name. ``rows`` has all T tokens, or some, so that the program returns logits [T, V] or fewer.
     """
     lengths = torch.tensor([len(s) for s in sequences])
     requests = range(len(sequences))
     starts = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))  # [B+1]
     positions = torch.cat([torch.arange(len(s)) for s in sequences])  # [T]
+    every = 1 if most_rows is None else -(-len(positions) // most_rows)
     inputs = {
         IDS: torch.cat([s.long() for s in sequences]),
         POSITIONS: positions,
         Q_START: starts,
         KV_LEN: lengths,
-        ROWS: torch.arange(int(starts[-1])),
+        ROWS: torch.arange(every - 1, int(starts[-1]), every),
         TYPES: torch.zeros(int(starts[-1])),
     }
     owner = torch.repeat_interleave(torch.tensor(list(requests)), lengths)  # [T]

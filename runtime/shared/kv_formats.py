@@ -78,3 +78,11 @@ def head_multiples(dtype: CacheDtype) -> tuple[int, int]:
 
 LONGEST_HEAD = 1024
 """The largest head size of keys and values in a cache with few bits."""
+
+
+def heads_fit(dtype: CacheDtype, key_size: int, value_size: int) -> bool:
+    """Returns True if a cache of ``dtype`` can have heads of these sizes."""
+    if dtype not in ROTATED_CACHES:
+        return True
+    pairs = zip((key_size, value_size), head_multiples(dtype), strict=True)
+    return all(size % of == 0 and size <= LONGEST_HEAD for size, of in pairs)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.passes.framework.kv_options import ContextOptions
+from enginewright.passes.framework.kv_options import CacheOptions, CacheOverride, ContextOptions
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.serve.ranked import RankedExecutor
 from enginewright.runtime.bundle.reader import Bundle
@@ -79,6 +79,8 @@ SAMPLE = [
 ]
 
 
+MIXED = CacheOptions(dtype="k4v4", overrides=(CacheOverride(layers="*.layers.0.*", dtype="k6v4"),))
+"""The cache "mixed": two groups without a window, one of which has ends."""
 CUTS = ("tensor=2", "tensor=3", "pipeline=2", "tensor=2,pipeline=2", "ring=2")
 NEW_SEEDS = 2
 SOAK_SEEDS, PARTS = 500, 10
@@ -402,7 +404,11 @@ def exported(
             if chosen:
                 recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
                 recipe = recipe.model_copy(update={"adaptive_context": CHOSEN})
-            export(tiny_family(family, **MORE.get(family, {})), path, recipe=recipe, targets=["cpu"], kv_cache=cache)  # type: ignore[arg-type]
+            if cache == "mixed":
+                recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+                recipe = recipe.model_copy(update={"kv_cache": MIXED})
+            named = None if cache == "mixed" else cache
+            export(tiny_family(family, **MORE.get(family, {})), path, recipe=recipe, targets=["cpu"], kv_cache=named)  # type: ignore[arg-type]
         return path
 
     return make
@@ -411,7 +417,7 @@ def exported(
 Exported = Callable[[str, str, str], Path]
 
 
-@pytest.mark.parametrize(("family", "weights", "cache"), SAMPLE)
+@pytest.mark.parametrize(("family", "weights", "cache"), [*SAMPLE, ("llama", "bf16", "mixed")])
 def test_tokens_are_those_of_the_request_alone(
     family: str, weights: str, cache: str, exported: Exported, tmp_path: Path
 ) -> None:
