@@ -1,11 +1,16 @@
 """The frontier of KL divergence by bits of a KV cache: rotations, widths of keys and of values, groups, kept tokens.
 
     python benchmarks/kv_frontier.py [--models smollm2 gemma3] [--tokens 2048] [--every 1] [--layers] [--json FILE]
+    python benchmarks/kv_frontier.py --needles [--tokens 8192] [--llama-cpp PYTHON]
     python benchmarks/kv_frontier.py --page benchmarks/results/FILE.json
 
 Formats are simulated in transformers' model (``kv_rounding``) over the text that comes with the package. KL is from a
 cache of bf16. Calibrated formats see other tokens: the end of the text. ``--layers`` measures each layer alone in some
 formats, and then the caches that a choice by these KLs gives under a budget of bits.
+
+``--needles`` measures the formats that are built over that text, followed by the pages of docs/use, in which keys are
+planted (``needles``). ``--llama-cpp`` is a Python that has llama-cpp-python: its caches are measured over the same
+tokens, against its own cache of f16.
 
 Rows are written to the JSON file as they are measured, and a file that exists is continued. ``--page`` writes
 benchmarks/notes/kv-bits.md's table and chart instead of measuring.
@@ -15,18 +20,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from kv_rounding import EIGHT, Cache, RoundedModel, Rounding
-from peers.loading import load_module
+from needles import Needles, plant
+from peers.loading import BENCHMARKS, REPOSITORY, load_module
 from peers.machine import commit, processor
 from peers.marked_table import MarkedTable, line
+from peers.processes import environment
 from transformers import AutoTokenizer
 
 from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
@@ -142,6 +152,20 @@ FORMATS: Mapping[str, Cache] = {
 }
 """By name: widths of keys and values. The default is a scale for 32 numbers, and one for a head of 5 and more bits."""
 
+WITH_ENDS = "4, 4; rotated, one scale; the first and last 128 in 8 (k4v4)"
+BUILT = (
+    "16, 16",
+    "8, 8",
+    "8, 8; rotated, one scale (k8v8)",
+    "8, 4; rotated, one scale (k8v4)",
+    "6 odd, 4; rotated, one scale (k6v4)",
+    "5 odd, 4; rotated, one scale (k5v4)",
+    WITH_ENDS,
+    "4, 4; rotated, one scale",
+    "4, 4",
+)
+"""The formats that are measured with needles: those that are built, and 4 bits without ends or rotation."""
+
 SHORT_WINDOWS = "k4v4, and 8, 8 rotated in layers with a short window"
 """The format as it is built: a window of less than 1,024 tokens has 8 bits. The bits are those of the other layers."""
 
@@ -161,6 +185,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of the text, in one sequence")
     parser.add_argument("--every", type=int, default=1, help="the places whose next token is compared")
     parser.add_argument("--only", nargs="+", help="names of formats; all if left out")
+    parser.add_argument("--needles", action="store_true", help="plant keys in a long text, and measure built formats")
+    parser.add_argument("--llama-cpp", type=Path, help="a Python with llama-cpp-python, whose caches are measured too")
     parser.add_argument("--layers", action="store_true", help="measure formats of each layer too")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=HERE / "results" / f"kv-bits-{date.today().isoformat()}.json")
@@ -173,12 +199,12 @@ def main() -> None:
         return
     torch.set_num_threads(options.threads)
     for model in options.models:
-        measure(model, options)
+        (measure_needles if options.needles else measure)(model, options)
 
 
 def measure(name: str, options: argparse.Namespace) -> None:
     """Adds a model's rows that the file of results lacks."""
-    path = load_module("fetch_model", HERE.parent / "examples" / "fetch_model.py").fetch(name)
+    path = _fetched(name)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     text = tokenizer(read_text(BUILT_IN, "text", EVALUATION_TEXT))["input_ids"]
     ids = text[: min(options.tokens, len(text) - CALIBRATION)]
@@ -187,28 +213,104 @@ def measure(name: str, options: argparse.Namespace) -> None:
     exact = model.hidden(ids, Cache())
 
     def row(label: str, caches: Cache | Sequence[Cache]) -> dict[str, Any]:
-        start = time.perf_counter()
         each = [caches] if isinstance(caches, Cache) else caches
         bits = sum(c.bits_a_number(model.head) for c in each) / len(each)
-        distance = model.compare(exact, model.hidden(ids, caches), ids, options.every)
-        of = {"model": path.name, "head": model.head, "tokens": len(ids), "format": label, "bits": bits, **distance}
-        of["every"] = options.every
-        print(f"{label}: {bits:.2f} bits, KL {distance['kl']:.5f}, {time.perf_counter() - start:.0f} s", flush=True)
-        return of
+        return _row(path, model, label, bits, exact, model.hidden(ids, caches), ids, options.every)
 
-    for label, cache in {"16, 16": Cache(), **FORMATS}.items():
+    for label, (caches, bits) in _formats(model).items():
         if options.only and label not in options.only:
             continue
         if not _has(options.json, path.name, len(ids), label):
-            _add(options.json, row(label, cache))
-    chosen = not options.only or SHORT_WINDOWS in options.only
-    if any(model.windows) and chosen and not _has(options.json, path.name, len(ids), SHORT_WINDOWS):
-        whole = FORMATS["4, 4; rotated, one scale; the first and last 128 in 8 (k4v4)"]
-        short = Cache(turned(8), turned(8))
-        built = row(SHORT_WINDOWS, [short if 0 < window < 1024 else whole for window in model.windows])
-        _add(options.json, built | {"bits": whole.bits_a_number(model.head)})
+            _add(options.json, row(label, caches) | {"bits": bits})
     if options.layers:
         choose_layers(model, row, options, path.name, len(ids))
+
+
+def measure_needles(name: str, options: argparse.Namespace) -> None:
+    """Adds the rows of a model with planted keys that the file of results lacks."""
+    path = _fetched(name)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    text = tokenizer(read_text(BUILT_IN, "text", EVALUATION_TEXT))["input_ids"][:-CALIBRATION]
+    pages = (page.read_text() for page in sorted((REPOSITORY / "docs" / "use").glob("*.md")))
+    while len(text) < options.tokens:
+        text += _tokens(tokenizer, next(pages))
+    needles = plant(lambda some: _tokens(tokenizer, some), text, options.tokens)
+    model = RoundedModel(path)
+    exact = None
+    for label, (caches, bits) in _formats(model).items():
+        if label not in (*BUILT, SHORT_WINDOWS) or (options.only and label not in options.only):
+            continue
+        if _has(options.json, path.name, len(needles.ids), label, len(needles.keys)):
+            continue
+        exact = model.hidden(needles.ids, Cache()) if exact is None else exact
+        found = exact if label == "16, 16" else model.hidden(needles.ids, caches)
+        row = _row(path, model, label, bits, exact, found, needles.ids, options.every)
+        _add(options.json, row | needles.score(model.logits(found[needles.places])))
+    if options.llama_cpp:
+        _measure_llama_cpp(path, model, needles, options)
+
+
+def _measure_llama_cpp(path: Path, model: RoundedModel, needles: Needles, options: argparse.Namespace) -> None:
+    """Adds the rows of llama.cpp's caches, rotated and not."""
+    tokens = len(needles.ids)
+    known = {"model": path.name, "head": model.head, "tokens": tokens, "every": options.every}
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.npz"
+        places = np.arange(options.every - 1, tokens - 1, options.every)
+        np.savez(text, places=places, **needles.arrays())
+        for rotation in ({}, {"LLAMA_ATTN_ROT_DISABLE": "1"}):
+            command = [options.llama_cpp, "-m", "peers.workers.llama_cpp_cache", path, text, str(options.threads)]
+            printed = subprocess.run(
+                [*map(str, command), "q8_0", "q4_0"],
+                env=environment() | rotation,
+                cwd=BENCHMARKS,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                check=True,
+                text=True,
+            ).stdout
+            for row in map(json.loads, printed.splitlines()):
+                if not _has(options.json, path.name, tokens, row["format"], len(needles.keys)):
+                    _add(options.json, known | row | {"bytes": row["bits"] * model.numbers / 8})
+                    print(f"{row['format']}: KL {row['kl']:.5f}", flush=True)
+
+
+def _fetched(name: str) -> Path:
+    fetched: Path = load_module("fetch_model", REPOSITORY / "examples" / "fetch_model.py").fetch(name)
+    return fetched
+
+
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _formats(model: RoundedModel) -> dict[str, tuple[Cache | Sequence[Cache], float]]:
+    """Returns all formats, with the bits of a number; for a model with windows also ``SHORT_WINDOWS``."""
+    every: dict[str, tuple[Cache | Sequence[Cache], float]] = {
+        label: (cache, cache.bits_a_number(model.head)) for label, cache in {"16, 16": Cache(), **FORMATS}.items()
+    }
+    if any(model.windows):
+        whole, short = FORMATS[WITH_ENDS], Cache(turned(8), turned(8))
+        each = [short if 0 < window < 1024 else whole for window in model.windows]
+        every[SHORT_WINDOWS] = each, whole.bits_a_number(model.head)
+    return every
+
+
+def _row(
+    path: Path,
+    model: RoundedModel,
+    label: str,
+    bits: float,
+    exact: torch.Tensor,
+    found: torch.Tensor,
+    ids: Sequence[int],
+    every: int,
+) -> dict[str, Any]:
+    distance = model.compare(exact, found, ids, every)
+    print(f"{label}: {bits:.2f} bits, KL {distance['kl']:.5f}, at {time.strftime('%X')}", flush=True)
+    of = {"model": path.name, "head": model.head, "tokens": len(ids), "context": model.context, "format": label}
+    return of | {"bits": bits, "bytes": bits * model.numbers / 8, **distance, "every": every}
 
 
 def choose_layers(model: RoundedModel, row: Any, options: argparse.Namespace, name: str, tokens: int) -> None:
@@ -255,9 +357,14 @@ def cheapest(
     return chosen
 
 
-def _has(path: Path, model: str, tokens: int, label: str) -> Any:
+def _has(path: Path, model: str, tokens: int, label: str, needles: int = 0) -> Any:
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    return next((r for r in rows if (r["model"], r["tokens"], r["format"]) == (model, tokens, label)), None)
+    return next((r for r in rows if (*_panel_of(r), r["format"]) == (model, tokens, needles, label)), None)
+
+
+def _panel_of(row: Mapping[str, Any]) -> tuple[str, int, int]:
+    """The model, the tokens, and the number of planted keys of a row."""
+    return row["model"], row["tokens"], row.get("needles", 0)
 
 
 def _add(path: Path, row: Mapping[str, Any]) -> None:
@@ -268,46 +375,52 @@ def _add(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def tables(result: Mapping[str, Any]) -> str:
-    """Returns a table for each model and length."""
+    """Returns a table for each model and length, and for each with planted keys."""
     parts = []
-    for model, tokens in dict.fromkeys((r["model"], r["tokens"]) for r in result["rows"]):
-        rows = [r for r in result["rows"] if (r["model"], r["tokens"]) == (model, tokens)]
-        rows = [r for r in rows if not r["format"].startswith("layer ")]
+    for panel in dict.fromkeys(map(_panel_of, result["rows"])):
+        model, tokens, needles = panel
+        rows = [r for r in result["rows"] if _panel_of(r) == panel and not r["format"].startswith("layer ")]
+        context = min(r.get("context", tokens) for r in rows)
+        longer = f" (trained for {context:,})" if context < tokens else ""
+        planted = f", {needles} planted keys" if needles else ""
+        heads = ["keys, values", "bits a number", "KL", "KL, 99 %", "same best token"]
+        heads += ["bytes a token", "keys found", "log-probability of a key"] if needles else []
         parts += [
-            f"**{model}**, heads of {rows[0]['head']}, {tokens:,} tokens",
+            f"**{model}**, heads of {rows[0]['head']}, {tokens:,} tokens{longer}{planted}",
             "",
-            line(("keys, values", "bits a number", "KL", "KL, 99 %", "same best token")),
-            line(("---", "---:", "---:", "---:", "---:")),
-            *(
-                line(
-                    (
-                        r["format"],
-                        f"{r['bits']:.2f}",
-                        f"**{r['kl']:.4f}**" if r["kl"] <= LIMIT else f"{r['kl']:.4f}",
-                        f"{r['kl_99']:.3f}",
-                        f"{r['top_1']:.1%}",
-                    )
-                )
-                for r in sorted(rows, key=lambda r: (-r["bits"], r["kl"]))
-                if r["bits"] < 16
-            ),
+            line(heads),
+            line(["---", *["---:"] * (len(heads) - 1)]),
+            *(line(_cells(r)) for r in sorted(rows, key=lambda r: (-r["bits"], r["kl"])) if r["bits"] < 16 or needles),
             "",
         ]
     measured = f", commit {result['commit']}" if result["commit"] else ""  # none outside a clone
     return "\n".join([*parts, f"{result['processor']}; {result['date']}{measured}."])
 
 
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    kl = f"{row['kl']:.4f}"
+    cells = [row["format"], f"{row['bits']:.2f}", f"**{kl}**" if row["kl"] <= LIMIT else kl]
+    cells += [f"{row['kl_99']:.3f}", f"{row['top_1']:.1%}"]
+    if "needles" in row:
+        cells += [f"{row['bytes']:,.0f}", f"{row['found'] * row['needles']:.0f}", f"{row['answer']:.2f}"]
+    return cells
+
+
+COLORS = {"by layer": "#8250df", "llama.cpp": "#bf8700"}
+"""Colors of points by a part of the format's name."""
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 380, 64, 24, 40, 44
 
 
 def drawing(result: Mapping[str, Any]) -> str:
     """Draws KL, as powers of ten, by bits a number: a panel for each model and length, as SVG."""
-    panels = list(dict.fromkeys((r["model"], r["tokens"]) for r in result["rows"]))
+    panels = list(dict.fromkeys(map(_panel_of, result["rows"])))
     parts: list[str] = []
-    for i, (model, tokens) in enumerate(panels):
-        rows = [r for r in result["rows"] if (r["model"], r["tokens"]) == (model, tokens)]
+    for i, panel in enumerate(panels):
+        rows = [r for r in result["rows"] if _panel_of(r) == panel]
         rows = [r for r in rows if r["bits"] < 16 and not r["format"].startswith("layer ")]
-        parts += _panel(f"{model}, {tokens:,} tokens", rows, i % 2 * WIDTH, i // 2 * HEIGHT)
+        model, tokens, needles = panel
+        title = f"{model}, {tokens:,} tokens" + (f", {needles} planted keys" if needles else "")
+        parts += _panel(title, rows, i % 2 * WIDTH, i // 2 * HEIGHT)
     width, height = WIDTH * min(len(panels), 2), HEIGHT * ((len(panels) + 1) // 2)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
     back = f'<rect width="{width}" height="{height}" fill="white"/>'
@@ -336,7 +449,7 @@ def _panel(title: str, rows: Sequence[Mapping[str, Any]], right: int, down: int)
     parts.append(f'<text x="{WIDTH // 2}" y="{HEIGHT - 8}" text-anchor="middle">bits a number, scales too</text>')
     best = [r for r in rows if not any(o["bits"] <= r["bits"] and o["kl"] < r["kl"] for o in rows)]
     for r, log in zip(rows, logs, strict=True):
-        color = "#0969da" if "by layer" not in r["format"] else "#8250df"
+        color = next((c for name, c in COLORS.items() if name in r["format"]), "#0969da")
         parts.append(
             f'<circle cx="{x(r["bits"])}" cy="{y(log)}" r="4" fill="{color}">'
             f"<title>{r['format']}: {r['kl']:.4f}</title></circle>"

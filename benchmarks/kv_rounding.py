@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
@@ -187,6 +189,9 @@ class RoundedModel:
         config = self._model.config
         self.layers = int(config.num_hidden_layers)
         self.head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        # The numbers of a token's keys and values, over all layers, and the tokens that the model was trained for.
+        self.numbers, self.context = 2 * self.layers * kv_heads * self.head, int(config.max_position_embeddings)
         # The tokens that each layer's window has; 0 for a layer with all of the context.
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * self.layers
         self.windows = [config.sliding_window if kind == "sliding_attention" else 0 for kind in kinds]
@@ -206,6 +211,12 @@ class RoundedModel:
         """Returns the last hidden states [S, H] of the tokens ``ids``, with a cache of all layers or one of each."""
         self._caches = [caches] * self.layers if isinstance(caches, Cache) else caches
         return self._model.model(torch.tensor([list(ids)]), use_cache=False).last_hidden_state[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> npt.NDArray[np.float32]:
+        """Returns the logits [T, V] of hidden states [T, H]."""
+        logits: npt.NDArray[np.float32] = self._model.lm_head(hidden).numpy()
+        return logits
 
     @torch.inference_mode()
     def compare(self, exact: torch.Tensor, found: torch.Tensor, ids: Sequence[int], every: int = 1) -> dict[str, float]:
