@@ -243,9 +243,9 @@ def measure_needles(name: str, options: argparse.Namespace) -> None:
         if _has(options.json, path.name, len(needles.ids), label, len(needles.keys)):
             continue
         exact = model.hidden(needles.ids, Cache()) if exact is None else exact
-        found = exact if label == "16, 16" else model.hidden(needles.ids, caches)
-        row = _row(path, model, label, bits, exact, found, needles.ids, options.every)
-        _add(options.json, row | needles.score(model.logits(found[needles.places])))
+        hidden = exact if label == "16, 16" else model.hidden(needles.ids, caches)
+        row = _row(path, model, label, bits, exact, hidden, needles.ids, options.every)
+        _add(options.json, row | needles.score(model.logits(hidden[needles.places])))
     if options.llama_cpp:
         _measure_llama_cpp(path, model, needles, options)
 

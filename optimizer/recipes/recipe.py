@@ -289,8 +289,8 @@ def with_cache(recipe: Recipe, dtype: str) -> Recipe:
     name, _, size = dtype.partition(":")
     options: dict[str, Any] = {"dtype": dtype}
     if name == AUTO:
-        kept = ("max_bytes_per_token", "candidates", "tokens") if recipe.kv_cache.searched else ()
-        options = {"dtype": AUTO, **{key: getattr(recipe.kv_cache, key) for key in kept}}
+        keys = ("max_bytes_per_token", "candidates", "tokens") if recipe.kv_cache.searched else ()
+        options = {"dtype": AUTO, **{key: getattr(recipe.kv_cache, key) for key in keys}}
         if size:
             options["max_bytes_per_token"] = parse_size(size, "kv_cache", least=1)
     try:

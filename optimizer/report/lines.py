@@ -81,13 +81,13 @@ def kv_heads_lines(document: ReportDocument) -> list[str]:
 
 def kv_formats_lines(document: ReportDocument) -> list[str]:
     """Returns lines with the formats that were chosen for keys and values, and the cost; none without a choice."""
-    if (found := document.kv_formats) is None:
+    if (choice := document.kv_formats) is None:
         return []
-    formats = Counter(layer.format for layer in found.layers)
+    formats = Counter(layer.format for layer in choice.layers)
     chosen = ", ".join(f"{name} in {counted(n, 'layer')}" for name, n in formats.most_common())
-    kinds = ", ".join(f"{kl:.3g} on {kind}" for kind, kl in found.measured_kl.items())
-    spent = f"{found.chosen.bytes_per_token:,} of {found.max_bytes_per_token:,} bytes a token"
-    return [f"{chosen}: {spent}", f"formats chosen with {found.tokens:,} tokens; KL {kinds}"]
+    kinds = ", ".join(f"{kl:.3g} on {kind}" for kind, kl in choice.measured_kl.items())
+    spent = f"{choice.chosen.bytes_per_token:,} of {choice.max_bytes_per_token:,} bytes a token"
+    return [f"{chosen}: {spent}", f"formats chosen with {choice.tokens:,} tokens; KL {kinds}"]
 
 
 # As the passes of passes/sparsity/ call themselves and their figures; importing them would load torch.

@@ -31,7 +31,7 @@ TinyModel = Callable[..., PreTrainedModel]
 HEAD = 32
 LAYERS = 3
 BYTES = {"bf16": 2 * 2 * 2 * HEAD, "k8v8": 2 * 2 * (HEAD + 2), "k4v4": 2 * 2 * (HEAD // 2 + 2)}
-"""Of a token's keys and values in a layer with 2 heads."""
+"""The bytes of a token's keys and values in a layer with 2 heads."""
 
 BUDGET = BYTES["bf16"] + BYTES["k8v8"] + BYTES["k4v4"]
 SAMPLES = CalibrationSection(tokens=1200, sequence_length=100)
@@ -119,8 +119,8 @@ def test_answers_are_the_same_in_any_batch(chosen: Path) -> None:
 def test_an_option_has_the_budget(folder: Path, tmp_path: Path) -> None:
     recipe = load_recipe("f32").model_copy(update={"calibration": SAMPLES})
     export(folder, tmp_path / "x", recipe=recipe, targets=["cpu"], kv_cache=f"auto:{LAYERS * BYTES['k8v8']}")
-    kept = load_recipe(tmp_path / "x" / "report" / "recipe.toml").kv_cache
-    assert not kept.searched and kept.max_bytes_per_token is None
+    exported = load_recipe(tmp_path / "x" / "report" / "recipe.toml").kv_cache
+    assert not exported.searched and exported.max_bytes_per_token is None
     assert with_cache(recipe, "auto:1KiB").kv_cache.max_bytes_per_token == 1024
 
 

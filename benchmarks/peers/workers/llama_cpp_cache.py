@@ -81,12 +81,12 @@ def main() -> None:
     rotated = not os.environ.get("LLAMA_ATTN_ROT_DISABLE")
     exact = np.zeros((0, 0), np.float32)
     for cache in ("f16", *types):
-        found = logits(model, needles.ids, every, cache, int(threads))
+        rows = logits(model, needles.ids, every, cache, int(threads))
         if cache == "f16":
-            exact = found[compared]
+            exact = rows[compared]
         label = f"llama.cpp: {cache}, {cache}" + ("; rotated" if rotated and cache != "f16" else "")
         row = {"format": label, "engine": ENGINE, "bits": BITS[cache]}
-        print(json.dumps(row | distance(exact, found[compared]) | needles.score(found[answers])), flush=True)
+        print(json.dumps(row | distance(exact, rows[compared]) | needles.score(rows[answers])), flush=True)
 
 
 if __name__ == "__main__":
