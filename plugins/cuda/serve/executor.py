@@ -173,7 +173,7 @@ class CudaExecutor:
             "gpu": self._place.name,
             "kernels": self._launcher.loaded() if isinstance(self._launcher, CarriedLauncher) else "interpreted",
             **self._steps.graphs.describe(),
-            **{name: self._steps.late[name] for name in ("late_binds", "late_graphs", "late_ms", "late_memory")},
+            **{name: round(self._steps.late[name]) for name in ("late_binds", "late_graphs", "late_ms", "late_memory")},
         }
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,10 +33,10 @@ from enginewright.runtime.shared.contracts import (
     StepOutput,
 )
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
-from enginewright.runtime.shared.step_schema import BLOCK_TABLE, IDS, LOGITS, PORTS, ROWS, Array, group_port, port_of
+from enginewright.runtime.shared.step_schema import BLOCK_TABLE, IDS, LOGITS, ROWS, Array, group_port, port_of
 
 from ...gpu.cuda_driver import Graph
-from ...gpu.graphed_steps import Capture, GraphedSteps
+from ...gpu.graphed_steps import Capture, GraphedSteps, Works
 from ...gpu.placing import CHANGED, SOURCES, TableChanges, place_call
 from ...gpu.sampling import (
     chosen_rows,
@@ -59,7 +59,7 @@ from ...steps.packed_steps import (
     rounded,
 )
 from .ops import Launcher, Work
-from .program import CudaProgram
+from .program import BoundStep, CudaProgram
 
 MOST_GRAPHS = 256
 """The most graphs that are kept. ``warm`` makes some 20 of decode steps for each way of sampling, and some 50 of
@@ -83,22 +83,19 @@ class _Bound:
 
     Attributes:
         key: the sizes and the variant.
+        step: the step, whose works begin with the launch of ``place_call``.
         places, words: the starts of an upload's arrays in 4-byte words, and the upload's length.
-        staged: these arrays by name, in the host's memory.
-        works: the launch of ``place_call``, then those of ``BoundStep``.
-        outputs, by_row: see ``BoundStep``.
+        staged: the step's arrays by name, in the host's memory, and their value for padding; None repeats the last one.
         options: the sampling options in the upload, on the device.
         draws: the launches of sampling, by the options in use and the words of the lists' memory.
         row_sums: the launch that sums rows for logprobs, in exact steps; None in others.
     """
 
     key: tuple[StepShape, bool, bool]
+    step: BoundStep
     places: dict[str, int]
     words: int
-    staged: dict[str, Int32Array]
-    works: Sequence[Work]
-    outputs: dict[str, Tensor]
-    by_row: Sequence[Work]
+    staged: Mapping[str, tuple[Int32Array, int | None]]
     options: dict[str, Tensor]
     draws: dict[tuple[Drawing, int], list[Work]] = field(default_factory=dict)
     row_sums: Work | None = None
@@ -107,21 +104,6 @@ class _Bound:
     def shape(self) -> StepShape:
         """The sizes."""
         return self.key[0]
-
-
-@dataclass(frozen=True)
-class _Launches:
-    """The launches of a step, in order. Implements ``GraphedWork``."""
-
-    works: Sequence[Work]
-    capturable = True
-
-    def __call__(self) -> None:
-        for work in self.works:
-            work()
-
-    def close(self) -> None:
-        """Does nothing: all steps share the memory."""
 
 
 class CudaSteps:
@@ -140,8 +122,7 @@ class CudaSteps:
     """
 
     def __init__(self, program: CudaProgram, vocab: int, launcher: Launcher, capture: Capture | None) -> None:
-        self.late: Counter[str] = Counter()
-        self._late_seconds = 0.0
+        self.late: defaultdict[str, float] = defaultdict(float)
         self._program, self._vocab, self._launcher = program, vocab, launcher
         self._limits, self._device = program.limits, program.device
         self._runs_once = program.ranked or any(group.kind == STATE for group in program.groups)
@@ -185,17 +166,16 @@ class CudaSteps:
         try:
             for shape in self._shapes() if self._captures else ():
                 bound = self._bound_for(shape, taps=False, keeps=False)
-                for drawing in drawings if shape.decodes and LOGITS in bound.outputs else (None,):
+                for drawing in drawings if shape.decodes and LOGITS in bound.step.outputs else (None,):
                     draws = [] if drawing is None else self._draws(bound, drawing)
                     self._send(bound, {})
-                    work = _Launches((*bound.works, *draws))
+                    work = Works((*bound.step.works, *draws))
                     work()
                     self.graphs.capture(self._key(bound, drawing), work)
         except torch.OutOfMemoryError:
             self._forget()
         self.synchronize()
         self.late.clear()
-        self._late_seconds = 0.0
 
     def start(self, step: StepInput) -> _Started:
         """Starts a step, and its sampling, on the stream.
@@ -242,16 +222,17 @@ class CudaSteps:
             self._program.clear(name, cleared.tolist())
         for name, pairs in step.copies.items():
             self._program.copy(name, pairs.tolist())
-        results = _Results(step)
+        started = _Started(step)
         for part, order in divided(step, self):
-            self._compute(part, order, step.sampling, results)
-        tokens = results.values.get(TOKENS)
+            self._compute(part, order, step.sampling, started)
+        tokens = started.values.get(TOKENS)
         if tokens is not None and tokens.data_ptr() != self._drawn.data_ptr():  # drawn in several pieces
             self._drawn[: len(tokens)].copy_(tokens[: len(self._drawn)])
-        return _Started(results, self._device)
+        started.download(self._device)
+        return started
 
     def _compute(
-        self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, results: _Results
+        self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, started: _Started
     ) -> None:
         """Computes a part of a step, and puts its results into those of the whole step, at the rows ``order``.
 
@@ -260,6 +241,7 @@ class CudaSteps:
         """
         rows, most = len(step.rows), self._limits.rows
         bound = self._bound_for(self._shape_of(step), taps=not {LOGITS}.issuperset(step.outputs), keeps=rows > most)
+        follows: dict[str, Array] = {} if step.sources is None else {SOURCES: step.sources}
         for start in range(0, max(rows, 1), most):
             some = slice(start, start + most)
             options = None if sampling is None or not rows else chosen_rows(sampling, order[some])
@@ -267,23 +249,24 @@ class CudaSteps:
             if drawing is not None and options is not None and (drawing.penalties or drawing.edits):
                 self._upload_lists(*packed_lists(options))
             draws = [] if drawing is None else self._draws(bound, drawing)
-            self._send(bound, {**step.arrays, ROWS: step.rows[some]}, options, step.sources)
+            self._send(bound, {**step.arrays, ROWS: step.rows[some]} | follows, options)
             # Masks are computed while the step runs, so what needs them isn't in its graph.
             inside = bound.shape.decodes and start == 0 and drawing is not None and not drawing.masks
             if start == 0:
                 self._run(bound, drawing if inside else None, draws if inside else ())
             else:
-                for work in bound.by_row:
+                for work in bound.step.by_row:
                     work()
             count = min(rows - start, most)
-            values = {name: bound.outputs[name][:count] for name in step.outputs if name in bound.outputs}
+            outputs = bound.step.outputs
+            values = {name: outputs[name][:count] for name in step.outputs if name in outputs}
             # Even if the step can't be run again, this can.
-            self._with_memory(partial(self._put, results, order[some], values, bound, options, () if inside else draws))
+            self._with_memory(partial(self._put, started, order[some], values, bound, options, () if inside else draws))
             self._advanced |= step.sources is not None  # the tokens that it takes are overwritten
 
     def _put(
         self,
-        results: _Results,
+        started: _Started,
         order: npt.NDArray[np.int64],
         values: Mapping[str, Tensor],
         bound: _Bound,
@@ -293,35 +276,23 @@ class CudaSteps:
         """Draws tokens by the launches ``draws`` if there are ``options``, and puts tokens and outputs at the rows
         ``order`` of the results.
         """
-        results.put(order, {**values, **(self._draw(bound, options, draws) if options is not None else {})})
+        started.put(order, {**values, **(self._draw(bound, options, draws) if options is not None else {})})
 
-    def _send(
-        self,
-        bound: _Bound,
-        arrays: Mapping[str, Array],
-        options: SamplingBatch | None = None,
-        sources: Int32Array | None = None,
-    ) -> None:
+    def _send(self, bound: _Bound, arrays: Mapping[str, Array], options: SamplingBatch | None = None) -> None:
         """Uploads a step's inputs, the options of its rows, and the changes of its block tables.
 
         Padding tokens belong to no request and aren't written to the cache; padding requests have no tokens.
-        ``sources`` has each token's row in the step before, -1 for a token that is known.
         """
         staged = self._inputs.writable()
-        for name, to in bound.staged.items():
-            array, port = arrays.get(name), PORTS.get(name.partition(":")[0])
+        for name, (to, padding) in bound.staged.items():
+            array = arrays.get(name)
             flat = to[:0] if array is None else array.reshape(-1).view(np.int32)
             to[: len(flat)] = flat
-            if port is not None and len(flat) < len(to):
-                last = flat[-1] if len(flat) else 0
-                to[len(flat) :] = last if port.padding is None else port.padding
-        to = bound.staged[SOURCES]
-        to[:] = -1
-        if sources is not None:
-            to[: len(sources)] = sources
+            if len(flat) < len(to):
+                to[len(flat) :] = padding if padding is not None else flat[-1] if len(flat) else 0
         write_options(staged, bound.places, options, bound.shape.rows)
         changes = self._changes.write(arrays, self._changed.writable()) if arrays else 0
-        bound.staged[CHANGED][0] = changes
+        staged[bound.places[CHANGED]] = changes
         if changes:
             self._changed.send(changes)
         self._inputs.send(bound.words)
@@ -409,12 +380,13 @@ class CudaSteps:
         placed = {IDS: inputs[IDS], SOURCES: uploaded[SOURCES], "drawn": self._drawn, "tables": self._tables}
         placed |= {"changes": self._changed.device, "count": uploaded[CHANGED]}
         with self._counted("late_binds"):
-            works, outputs, by_row = self._program.bound(shape, inputs, taps=taps, keeps=keeps)
-            place = self._launcher.bind(place_call(placed, shape.tokens, self._vocab))
+            step = self._program.bound(shape, inputs, taps=taps, keeps=keeps)
+            step.works.insert(0, self._launcher.bind(place_call(placed, shape.tokens, self._vocab)))
+        paddings = {SOURCES: -1, **{name: port_of(name).padding for name in inputs if name in uploaded}}
         host = self._inputs.host
-        staged = {name: host[places[name] : places[name] + words[name]] for name in words}
+        staged = {name: (host[places[name] : places[name] + words[name]], value) for name, value in paddings.items()}
         options = option_views(self._inputs.device, places, shape.rows)
-        self._bound[key] = _Bound(key, places, count, staged, [place, *works], outputs, by_row, options)
+        self._bound[key] = _Bound(key, step, places, count, staged, options)
         return self._bound[key]
 
     def _run(self, bound: _Bound, drawing: Drawing | None, draws: Sequence[Work]) -> None:
@@ -422,7 +394,7 @@ class CudaSteps:
         in the graph.
         """
         self._advanced = self._runs_once
-        self.graphs.run(self._key(bound, drawing), lambda keep: _Launches((*bound.works, *draws)))
+        self.graphs.run(self._key(bound, drawing), lambda keep: Works((*bound.step.works, *draws)))
 
     def _key(self, bound: _Bound, drawing: Drawing | None) -> tuple[Any, ...]:
         """Returns the key of a step's graph. It has the memory of the lists of tokens, which sampling reads and which
@@ -434,9 +406,8 @@ class CudaSteps:
     def _counted(self, what: str) -> Iterator[None]:
         begin = time.perf_counter()
         yield
-        self._late_seconds += time.perf_counter() - begin
         self.late[what] += 1
-        self.late["late_ms"] = round(self._late_seconds * 1e3)
+        self.late["late_ms"] += (time.perf_counter() - begin) * 1e3
 
     def _captured(self, capture: Capture, work: Callable[[], None]) -> Graph:
         """Captures work as a graph. Raises CapacityError if there is no memory, EnginewrightError for other errors of
@@ -456,7 +427,7 @@ class CudaSteps:
         key = drawing, len(self._lists.device)
         if key not in bound.draws:
             options = {**bound.options, "lists": self._lists.device}
-            calls = sampling_calls(bound.outputs[LOGITS], options, self._memory, drawing)
+            calls = sampling_calls(bound.step.outputs[LOGITS], options, self._memory, drawing)
             bound.draws[key] = [self._launcher.bind(call) for call in calls]
         return bound.draws[key]
 
@@ -476,13 +447,13 @@ class CudaSteps:
             return {TOKENS: tokens}
         changed = self._memory.wide[:rows] if drawing_of(sampling).changes else None
         sums = self._sums_of(bound)[:rows] if self._program.exact else None
-        return {TOKENS: tokens} | logprobs_of(bound.outputs[LOGITS][:rows], tokens, sampling, changed, sums)
+        return {TOKENS: tokens} | logprobs_of(bound.step.outputs[LOGITS][:rows], tokens, sampling, changed, sums)
 
     def _sums_of(self, bound: _Bound) -> Tensor:
         """Returns the logsumexp of each row of a step's logits, [R, 1], by a kernel whose sums depend only on the
         row.
         """
-        logits = bound.outputs[LOGITS]
+        logits = bound.step.outputs[LOGITS]
         sums = self._row_sums[: len(logits)]
         if bound.row_sums is None:
             bound.row_sums = self._launcher.bind(reduce_call(logits, sums, "logsumexp"))
@@ -508,7 +479,7 @@ class CudaSteps:
         self._bound.clear()
         self._program.close()
         self._memory = SamplingMemory(0, 1, self._new)
-        self._tables = self._drawn = self._new((0,), "int32")
+        self._tables = self._drawn = self._row_sums = self._new((0,), "int32")
         self._inputs = self._changed = self._masks = self._lists = _Upload(self._tables)
 
     def synchronize(self) -> None:
@@ -560,70 +531,58 @@ class _Float32Sums:
 
     _names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
     _lock = threading.RLock()
-    _before: Mapping[str, bool] = {}
+    _before: Sequence[bool] = ()
     _open = 0
 
     def __init__(self) -> None:
-        with self._lock:
-            if not self._open:
-                _Float32Sums._before = {name: getattr(torch.backends.cuda.matmul, name) for name in self._names}
-                self._set(dict.fromkeys(self._names, False))
-            _Float32Sums._open += 1
-        self.close = weakref.finalize(self, self._end)
+        self._count(1)
+        self.close = weakref.finalize(self, self._count, -1)
         """Ends this object; a second call does nothing."""
 
     @classmethod
-    def _end(cls) -> None:
+    def _count(cls, more: int) -> None:
         with cls._lock:
-            cls._open -= 1
             if not cls._open:
-                cls._set(cls._before)
-
-    @staticmethod
-    def _set(values: Mapping[str, bool]) -> None:
-        for name, value in values.items():
-            setattr(torch.backends.cuda.matmul, name, value)
-
-
-class _Results:
-    """The results of a step's rows on the device: outputs in float32, tokens, and fields of ``StepOutput`` with
-    logprobs.
-    """
-
-    def __init__(self, step: StepInput) -> None:
-        self.count, self.outputs = len(step.rows), step.outputs
-        self.values: dict[str, Tensor] = {}
-
-    def put(self, order: npt.NDArray[np.int64], values: Mapping[str, Tensor]) -> None:
-        """Puts results at the rows ``order``. Outputs are copied, as the next step overwrites them."""
-        whole = len(order) == self.count
-        at = None if whole else torch.from_numpy(order)
-        for name, rows in values.items():
-            dtype = torch.float32 if name in self.outputs else rows.dtype
-            if at is None:
-                self.values[name] = rows.to(dtype, copy=name in self.outputs)
-                continue
-            if name not in self.values:
-                self.values[name] = torch.empty((self.count, *rows.shape[1:]), dtype=dtype, device=rows.device)
-            self.values[name].index_copy_(0, at.to(rows.device), rows.to(dtype))
+                cls._before = [getattr(torch.backends.cuda.matmul, name) for name in cls._names]
+            cls._open += more
+            for name, before in zip(cls._names, cls._before, strict=True):
+                setattr(torch.backends.cuda.matmul, name, before and not cls._open)
 
 
 class _Started:
-    """A step that is running. The download of its tokens has been started.
+    """A step that is running, and the results of its rows on the device: outputs in float32, tokens, and fields of
+    ``StepOutput`` with logprobs.
 
     ``result`` waits for an event, since a thread must not wait for a stream on which another thread captures a graph.
     """
 
-    def __init__(self, results: _Results, device: torch.device) -> None:
-        self._results = results
-        self._tokens: Tensor | None = None
+    def __init__(self, step: StepInput) -> None:
+        self.values: dict[str, Tensor] = {}
+        self._count, self._outputs = len(step.rows), step.outputs
+        self._ready: torch.cuda.Event | None = None
         self._done: StepOutput | None = None
-        if (drawn := results.values.pop(TOKENS, None)) is not None:
-            self._tokens = torch.empty(len(drawn), dtype=torch.int32, pin_memory=drawn.is_cuda)
+
+    def put(self, order: npt.NDArray[np.int64], values: Mapping[str, Tensor]) -> None:
+        """Puts results at the rows ``order``. Outputs are copied, as the next step overwrites them."""
+        whole = len(order) == self._count
+        at = None if whole else torch.from_numpy(order)
+        for name, rows in values.items():
+            dtype = torch.float32 if name in self._outputs else rows.dtype
+            if at is None:
+                self.values[name] = rows.to(dtype, copy=name in self._outputs)
+                continue
+            if name not in self.values:
+                self.values[name] = torch.empty((self._count, *rows.shape[1:]), dtype=dtype, device=rows.device)
+            self.values[name].index_copy_(0, at.to(rows.device), rows.to(dtype))
+
+    def download(self, device: torch.device) -> None:
+        """Starts the download of the tokens, once all results are put."""
+        if (drawn := self.values.get(TOKENS)) is not None:
+            self.values[TOKENS] = torch.empty(len(drawn), dtype=torch.int32, pin_memory=drawn.is_cuda)
             if not drawn.is_meta:  # there only the calls are of interest
-                self._tokens.copy_(drawn, non_blocking=True)
-        self._ready = torch.cuda.Event() if device.type == "cuda" else None
-        if self._ready is not None:
+                self.values[TOKENS].copy_(drawn, non_blocking=True)
+        if device.type == "cuda":
+            self._ready = torch.cuda.Event()
             self._ready.record()
 
     def result(self) -> StepOutput:
@@ -635,11 +594,9 @@ class _Started:
     def _finish(self) -> StepOutput:
         if self._ready is not None:
             self._ready.synchronize()
-        arrays = {name: rows.cpu().numpy() for name, rows in self._results.values.items()}
-        outputs = {name: arrays.pop(name) for name in self._results.outputs if name in arrays}
-        if self._tokens is None:
-            return StepOutput(None, outputs)
-        return StepOutput(self._tokens.numpy(), outputs, **arrays)
+        arrays = {name: rows.cpu().numpy() for name, rows in self.values.items()}
+        outputs = {name: arrays.pop(name) for name in self._outputs if name in arrays}
+        return StepOutput(arrays.pop(TOKENS, None), outputs, **arrays)
 
 
 def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict[str, Tensor]:
