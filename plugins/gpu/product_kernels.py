@@ -51,95 +51,82 @@ def _sum_along(
     expert: tl.tensor,
     from_k: tl.tensor,
     to_k: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    X_STRIDE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    OFFSETS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
-    SWAP: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    BY_GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-    CHAIN: tl.constexpr,
+    C: tl.constexpr,
 ) -> tl.tensor:
     """Returns the products of rows m of x and rows n of an expert's weight, summed over K from ``from_k`` to ``to_k``:
-    [ROWS, COLUMNS], or with SWAP [COLUMNS, ROWS]. Rows from ``end`` on are zeros. Other names are those of
-    ``product_kernel``.
+    [ROWS, COLUMNS], or with SWAP [COLUMNS, ROWS]. Rows from ``end`` on are zeros. C is that of ``product_kernel``.
     """
-    NIBBLES: tl.constexpr = FORMAT == "int4" or FORMAT == "uint4"
-    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1
-    EVEN: tl.constexpr = K % (DEPTH * STEPS) == 0
-    WHOLE: tl.constexpr = FORMAT != "float" and GROUP % DEPTH == 0  # a step along K lies in one group
-    LAST: tl.constexpr = FORMAT != "float" and GROUP == 0 and not OFFSETS and not CHAIN  # one scale for all of K
-    SCALED: tl.constexpr = ROUNDED and WHOLE and not LAST
-    k = tl.arange(0, DEPTH)
-    there, columns_inside = m < end, n < N
-    line = expert * N + n.to(tl.int64)  # [COLUMNS], in [E, N]
-    if SWAP:
-        total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    STEPS: tl.constexpr = C.STEPS
+    NIBBLES: tl.constexpr = C.FORMAT == "int4" or C.FORMAT == "uint4"
+    GROUPS: tl.constexpr = (C.K + C.GROUP - 1) // C.GROUP if C.GROUP else 1
+    EVEN: tl.constexpr = C.K % (C.DEPTH * C.STEPS) == 0
+    WHOLE: tl.constexpr = C.FORMAT != "float" and C.GROUP % C.DEPTH == 0  # a step along K lies in one group
+    # One scale for all of K:
+    LAST: tl.constexpr = C.FORMAT != "float" and C.GROUP == 0 and not C.OFFSETS and not C.CHAIN
+    SCALED: tl.constexpr = C.ROUNDED and WHOLE and not LAST
+    k = tl.arange(0, C.DEPTH)
+    there, columns_inside = m < end, n < C.N
+    line = expert * C.N + n.to(tl.int64)  # [COLUMNS], in [E, N]
+    if C.SWAP:
+        total = tl.zeros([C.COLUMNS, C.ROWS], tl.float32)
     else:
-        total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for turn in tl.range(from_k, to_k, DEPTH * STEPS, num_stages=STAGES):
+        total = tl.zeros([C.ROWS, C.COLUMNS], tl.float32)
+    for turn in tl.range(from_k, to_k, C.DEPTH * C.STEPS, num_stages=C.STAGES):
         for step in tl.static_range(STEPS):
-            start = turn + step * DEPTH
-            inside = start + k < K
-            at_x = x + m[:, None] * X_STRIDE + (start + k)[None, :]
+            start = turn + step * C.DEPTH
+            inside = start + k < C.K
+            at_x = x + m[:, None] * C.X_STRIDE + (start + k)[None, :]
             left = tl.load(at_x, mask=there[:, None] & (EVEN | inside[None, :]), other=0.0)  # [ROWS, DEPTH]
-            group = start // GROUP if GROUP else 0
-            block = (expert * GROUPS + group) * BY_GROUP
-            scaled = columns_inside & (EVEN | (start < K))  # the last turn may have steps behind the weight's end
+            group = start // C.GROUP if C.GROUP else 0
+            block = (expert * GROUPS + group) * C.BY_GROUP
+            scaled = columns_inside & (EVEN | (start < C.K))  # the last turn may have steps behind the weight's end
             if NIBBLES:
-                half = start // 2 + tl.arange(0, DEPTH // 2)
-                if BY_GROUP:
-                    in_block = start % GROUP // 2 + tl.arange(0, DEPTH // 2)
-                    at_codes = weight + block * (GROUP // 2) + (n[:, None] * (GROUP // 2) + in_block[None, :])
+                half = start // 2 + tl.arange(0, C.DEPTH // 2)
+                if C.BY_GROUP:
+                    in_block = start % C.GROUP // 2 + tl.arange(0, C.DEPTH // 2)
+                    at_codes = weight + block * (C.GROUP // 2) + (n[:, None] * (C.GROUP // 2) + in_block[None, :])
                 else:
-                    at_codes = weight + line[:, None] * (K // 2) + half[None, :]
-                codes = tl.load(at_codes, mask=columns_inside[:, None] & (EVEN | (half < K // 2)[None, :]), other=0)
-                right = tl.reshape(nibbles_to_floats(codes, FORMAT, left.dtype), [COLUMNS, DEPTH])
+                    at_codes = weight + line[:, None] * (C.K // 2) + half[None, :]
+                codes = tl.load(at_codes, mask=columns_inside[:, None] & (EVEN | (half < C.K // 2)[None, :]), other=0)
+                right = tl.reshape(nibbles_to_floats(codes, C.FORMAT, left.dtype), [C.COLUMNS, C.DEPTH])
             else:
-                if BY_GROUP:
-                    at_codes = weight + block * GROUP + (n[:, None] * GROUP + (start % GROUP + k)[None, :])
+                if C.BY_GROUP:
+                    at_codes = weight + block * C.GROUP + (n[:, None] * C.GROUP + (start % C.GROUP + k)[None, :])
                 else:
-                    at_codes = weight + line[:, None] * K + (start + k)[None, :]
+                    at_codes = weight + line[:, None] * C.K + (start + k)[None, :]
                 codes = tl.load(at_codes, mask=columns_inside[:, None] & (EVEN | inside[None, :]), other=0.0)
-                right = codes if FORMAT == "float" else stored_to_float(codes, FORMAT)  # [COLUMNS, DEPTH]
-            if FORMAT != "float" and not WHOLE:
-                at = line[:, None] * GROUPS + ((start + k) // GROUP)[None, :]
+                right = codes if C.FORMAT == "float" else stored_to_float(codes, C.FORMAT)  # [COLUMNS, DEPTH]
+            if C.FORMAT != "float" and not WHOLE:
+                at = line[:, None] * GROUPS + ((start + k) // C.GROUP)[None, :]
                 within = columns_inside[:, None] & inside[None, :]
                 right = right.to(tl.float32) * tl.load(scales + at, mask=within, other=0.0).to(tl.float32)
-                if OFFSETS:
+                if C.OFFSETS:
                     right += tl.load(offsets + at, mask=within, other=0.0).to(tl.float32)
             if SCALED:
-                at = block + n if BY_GROUP else line * GROUPS + group
+                at = block + n if C.BY_GROUP else line * GROUPS + group
                 scale = tl.load(scales + at, mask=scaled, other=0.0).to(tl.float32)
                 right = right.to(tl.float32) * scale[:, None]
-                if OFFSETS:
+                if C.OFFSETS:
                     right += tl.load(offsets + at, mask=scaled, other=0.0).to(tl.float32)[:, None]
             right = right.to(left.dtype)
-            if SWAP:
+            if C.SWAP:
                 product = tl.dot(right, tl.trans(left), input_precision="ieee")  # [COLUMNS, ROWS]
             else:
                 product = tl.dot(left, tl.trans(right), input_precision="ieee")  # [ROWS, COLUMNS]
             if not WHOLE or LAST or SCALED:
                 total += product
             else:
-                at = block + n if BY_GROUP else line * GROUPS + group
+                at = block + n if C.BY_GROUP else line * GROUPS + group
                 scale = tl.load(scales + at, mask=scaled, other=0.0).to(tl.float32)
-                total = tl.fma(product, scale[:, None] if SWAP else scale[None, :], total)
-                if OFFSETS:
+                total = tl.fma(product, scale[:, None] if C.SWAP else scale[None, :], total)
+                if C.OFFSETS:
                     shift = tl.load(offsets + at, mask=scaled, other=0.0).to(tl.float32)
                     # Sums of x by the tensor cores: ones made of the codes, so that both products read x alike.
                     ones = tl.reshape(
-                        nibbles_to_floats(((codes >> 7) >> 7) | 0x11, FORMAT, left.dtype), [COLUMNS, DEPTH]
+                        nibbles_to_floats(((codes >> 7) >> 7) | 0x11, C.FORMAT, left.dtype), [C.COLUMNS, C.DEPTH]
                     )
                     ones = ones.to(left.dtype)
-                    if SWAP:
+                    if C.SWAP:
                         total = tl.fma(tl.dot(ones, tl.trans(left), input_precision="ieee"), shift[:, None], total)
                     else:
                         total = tl.fma(tl.dot(left, tl.trans(ones), input_precision="ieee"), shift[None, :], total)
@@ -157,104 +144,59 @@ def product_kernel(
     rows: tl.tensor,
     experts: tl.tensor,
     out: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    X_STRIDE: tl.constexpr,
-    OUT_STRIDE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr,
-    GROUPED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
-    SWAP: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    BY_GROUP: tl.constexpr,
-    STAGES: tl.constexpr = None,
-    PART: tl.constexpr = 0,
-    CHAIN: tl.constexpr = 0,
+    C: tl.constexpr,
 ) -> None:
-    """Computes ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
+    """Computes ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N]. C has the constants
+    (``ProductConstants``).
 
     Grid (tiles of ROWS rows, tiles of COLUMNS columns); ``rows`` is M. With GROUPED, row m uses the weight, scales and
     bias of the expert e with starts[e] <= m < starts[e + 1], and there are M // ROWS + experts tiles of rows.
-
-    ``FORMAT`` is "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
-    the first in its low half). GROUP is the number of neighbours along K that share a scale, and an offset with
-    OFFSETS; 0 means all of K.
-
-    PART: if it isn't 0, each program sums PART neighbours along K, chosen by its number along z, and ``out`` float32
-    [parts, M, N] gets sums without bias and activation; ``sum_parts_kernel`` adds them. PART is a multiple of the
-    elements of one iteration, which are STEPS products of DEPTH along K.
-
-    CHAIN: if it isn't 0, each CHAIN neighbours along K have a sum of their own, and these are added in order: by this
-    program, or with PART, which then is CHAIN, by ``sum_parts_kernel``. Both have the same bits.
-
-    SWAP: out^T = weight @ x^T is computed instead; then Hopper's tensor cores read weights from registers.
-
-    ROUNDED: dequantized weights are rounded to x's type, as ``unpack_kernel`` does: with many rows that is less work
-    than scaling sums.
-
-    BY_GROUP: 0 for a weight [.., N, K] with scales and offsets [.., N, G]; otherwise the distance in rows between
-    groups of a weight [.., G, N, GROUP] with scales and offsets [.., G, N] (``Stored``). Then a step reads neighbours,
-    and scales are copied STAGES iterations ahead too.
     """
-    LAST: tl.constexpr = FORMAT != "float" and GROUP == 0 and not OFFSETS and not CHAIN
+    LAST: tl.constexpr = C.FORMAT != "float" and C.GROUP == 0 and not C.OFFSETS and not C.CHAIN
     tile = tl.program_id(0)
-    first = tile * ROWS
+    first = tile * C.ROWS
     end = rows
     which = tile * 0
-    if GROUPED:
-        which = request_of_tile(starts, tile, experts, ROWS)  # tiles of experts lie as those of requests do
+    if C.GROUPED:
+        which = request_of_tile(starts, tile, experts, C.ROWS)  # tiles of experts lie as those of requests do
         begin = tl.load(starts + which)
         end = tl.load(starts + which + 1)
-        first = begin + (tile - (begin // ROWS + which)) * ROWS
+        first = begin + (tile - (begin // C.ROWS + which)) * C.ROWS
         if (first >= end) | (first < begin):  # the latter where the rows in front are other ranks' experts'
             return
     expert = which.to(tl.int64)
-    m = (first + tl.arange(0, ROWS)).to(tl.int64)
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there, columns_inside = m < end, n < N
-    line = expert * N + n.to(tl.int64)  # [COLUMNS], in [E, N]
-    if CHAIN and not PART:
-        if SWAP:
-            total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    m = (first + tl.arange(0, C.ROWS)).to(tl.int64)
+    n = tl.program_id(1) * C.COLUMNS + tl.arange(0, C.COLUMNS)
+    there, columns_inside = m < end, n < C.N
+    line = expert * C.N + n.to(tl.int64)  # [COLUMNS], in [E, N]
+    if C.CHAIN and not C.PART:
+        if C.SWAP:
+            total = tl.zeros([C.COLUMNS, C.ROWS], tl.float32)
         else:
-            total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for from_k in range(0, K, CHAIN):
-            total += _sum_along(
-                x, weight, scales, offsets, m, end, n, expert, from_k, tl.minimum(from_k + CHAIN, K),
-                N, K, X_STRIDE, FORMAT, GROUP, OFFSETS, ROWS, COLUMNS, DEPTH, STEPS, SWAP, ROUNDED, BY_GROUP, STAGES,
-                CHAIN,
-            )  # fmt: skip
+            total = tl.zeros([C.ROWS, C.COLUMNS], tl.float32)
+        for from_k in range(0, C.K, C.CHAIN):
+            to_k = tl.minimum(from_k + C.CHAIN, C.K)
+            total += _sum_along(x, weight, scales, offsets, m, end, n, expert, from_k, to_k, C)
     else:
         begin_k = 0
-        end_k = K
-        if PART:
-            begin_k = tl.program_id(2) * PART
-            end_k = tl.minimum(begin_k + PART, K)
-        total = _sum_along(
-            x, weight, scales, offsets, m, end, n, expert, begin_k, end_k,
-            N, K, X_STRIDE, FORMAT, GROUP, OFFSETS, ROWS, COLUMNS, DEPTH, STEPS, SWAP, ROUNDED, BY_GROUP, STAGES,
-            CHAIN,
-        )  # fmt: skip
+        end_k = C.K
+        if C.PART:
+            begin_k = tl.program_id(2) * C.PART
+            end_k = tl.minimum(begin_k + C.PART, C.K)
+        total = _sum_along(x, weight, scales, offsets, m, end, n, expert, begin_k, end_k, C)
     if LAST:
         scale = tl.load(scales + line, mask=columns_inside, other=0.0).to(tl.float32)
-        total *= scale[:, None] if SWAP else scale[None, :]
-    if SWAP:
+        total *= scale[:, None] if C.SWAP else scale[None, :]
+    if C.SWAP:
         total = tl.trans(total)
-    if PART:
-        place = (tl.program_id(2) * rows + m[:, None]) * N + n.to(tl.int64)[None, :]
+    if C.PART:
+        place = (tl.program_id(2) * rows + m[:, None]) * C.N + n.to(tl.int64)[None, :]
         tl.store(out + place, total, mask=there[:, None] & columns_inside[None, :])
         return
-    if BIAS:
+    if C.BIAS:
         total += tl.load(bias + line, mask=columns_inside, other=0.0).to(tl.float32)[None, :]
-    total = activated(total, ACTIVATION)
-    to = out + m[:, None] * OUT_STRIDE + n.to(tl.int64)[None, :]
+    total = activated(total, C.ACTIVATION)
+    to = out + m[:, None] * C.OUT_STRIDE + n.to(tl.int64)[None, :]
     tl.store(to, total.to(out.dtype.element_ty), mask=there[:, None] & columns_inside[None, :])
 
 
@@ -305,7 +247,7 @@ def unpack_kernel(
 ) -> None:
     """Dequantizes a weight [N, K] -> out [N, K], rounded to its type.
 
-    Grid (tiles of ROWS rows, tiles of WIDTH columns). The other names are those of ``product_kernel``.
+    Grid (tiles of ROWS rows, tiles of WIDTH columns). The other names are those of ``ProductConstants``.
     """
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1
     line = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)

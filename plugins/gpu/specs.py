@@ -259,13 +259,69 @@ def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split
     return dict(vars(constants)) | ({"EXACT": SPLIT_KEYS} if shape.exact else {})
 
 
+@dataclass(frozen=True)
+class ProductConstants:
+    """The constants of ``product_kernel``, which gets all of them as one constant, C.
+
+    ``FORMAT`` is "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
+    the first in its low half). GROUP is the number of neighbours along K that share a scale, and an offset with
+    OFFSETS; 0 means all of K.
+
+    PART: if it isn't 0, each program sums PART neighbours along K, chosen by its number along z, and ``out`` float32
+    [parts, M, N] gets sums without bias and activation; ``sum_parts_kernel`` adds them. PART is a multiple of the
+    elements of one iteration, which are STEPS products of DEPTH along K.
+
+    CHAIN: if it isn't 0, each CHAIN neighbours along K have a sum of their own, and these are added in order: by this
+    program, or with PART, which then is CHAIN, by ``sum_parts_kernel``. Both have the same bits.
+
+    SWAP: out^T = weight @ x^T is computed instead; then Hopper's tensor cores read weights from registers.
+
+    ROUNDED: dequantized weights are rounded to x's type, as ``unpack_kernel`` does: with many rows that is less work
+    than scaling sums.
+
+    BY_GROUP: 0 for a weight [.., N, K] with scales and offsets [.., N, G]; otherwise the distance in rows between
+    groups of a weight [.., G, N, GROUP] with scales and offsets [.., G, N] (``Stored``). Then a step reads neighbours,
+    and scales are copied STAGES iterations ahead too.
+    """
+
+    N: int
+    K: int
+    X_STRIDE: int
+    OUT_STRIDE: int
+    FORMAT: str
+    GROUP: int
+    OFFSETS: bool
+    BIAS: bool
+    GROUPED: bool
+    ACTIVATION: str
+    ROWS: int
+    COLUMNS: int
+    DEPTH: int
+    STEPS: int
+    SWAP: bool
+    ROUNDED: bool
+    BY_GROUP: int
+    STAGES: int | None = None
+    PART: int = 0
+    CHAIN: int = 0
+
+
+_TOGETHER: Mapping[KernelName, type[AttentionConstants] | type[ProductConstants]] = {
+    "paged_attention": AttentionConstants,
+    "listed_attention": AttentionConstants,
+    "product": ProductConstants,
+}
+"""The kernels that take most of their constants as one object C, and its class."""
+
+
 def taken_constants(kernel: KernelName, constants: Mapping[str, Constant]) -> dict[str, Any]:
-    """Returns a specification's constants as the kernel's function takes them: those of attention as one object C."""
-    if kernel not in ("paged_attention", "listed_attention"):
+    """Returns a specification's constants as the kernel's function takes them, some of them as one object C."""
+    if (together := _TOGETHER.get(kernel)) is None:
         return dict(constants)
-    together = {field.name: constants[field.name] for field in fields(AttentionConstants)}
-    alone = {name: value for name, value in constants.items() if name not in together}
-    return {"C": AttentionConstants(**together), **alone}  # type: ignore[arg-type]  # checked where they were made
+    names = {field.name for field in fields(together)}
+    taken: dict[str, Any] = {name: value for name, value in constants.items() if name in names}
+    alone = {name: value for name, value in constants.items() if name not in names}
+    return {"C": together(**taken), **alone}
 
 
 def write_constants(kv_heads: int, head_size: int, value_size: int, cache: CacheFormat) -> dict[str, Constant]:

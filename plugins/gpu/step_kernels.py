@@ -48,7 +48,7 @@ def embedding_kernel(
     """Looks up ids [T] in the table [ROWS, SIZE] -> out [T, SIZE]; grid (T). An id outside the table gives zeros.
 
     ``FORMAT`` is one of ``stored_to_float``, or "int4" or "uint4" with two values to a byte. GROUP 0: a row is one
-    group. BY_GROUP is as for ``product_kernel``.
+    group. BY_GROUP is as for ``ProductConstants``.
     """
     token = tl.program_id(0)
     d = tl.arange(0, WIDTH)
