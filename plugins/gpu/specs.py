@@ -319,9 +319,9 @@ def taken_constants(kernel: KernelName, constants: Mapping[str, Constant]) -> di
     if (together := _TOGETHER.get(kernel)) is None:
         return dict(constants)
     names = {field.name for field in fields(together)}
-    taken: dict[str, Any] = {name: value for name, value in constants.items() if name in names}
+    packed: dict[str, Any] = {name: value for name, value in constants.items() if name in names}
     alone = {name: value for name, value in constants.items() if name not in names}
-    return {"C": together(**taken), **alone}
+    return {"C": together(**packed), **alone}
 
 
 def write_constants(kv_heads: int, head_size: int, value_size: int, cache: CacheFormat) -> dict[str, Constant]:
