@@ -245,6 +245,8 @@ def measure_needles(name: str, options: argparse.Namespace) -> None:
         exact = model.hidden(needles.ids, Cache()) if exact is None else exact
         hidden = exact if label == "16, 16" else model.hidden(needles.ids, caches)
         row = _row(path, model, label, bits, exact, hidden, needles.ids, options.every)
+        each = [caches] * model.layers if isinstance(caches, Cache) else caches
+        row["bytes"] = sum(c.bits_a_number(model.head) for c in each) * model.numbers / model.layers / 8
         _add(options.json, row | needles.score(model.logits(hidden[needles.places])))
     if options.llama_cpp:
         _measure_llama_cpp(path, model, needles, options)
@@ -310,7 +312,7 @@ def _row(
     distance = model.compare(exact, found, ids, every)
     print(f"{label}: {bits:.2f} bits, KL {distance['kl']:.5f}, at {time.strftime('%X')}", flush=True)
     of = {"model": path.name, "head": model.head, "tokens": len(ids), "context": model.context, "format": label}
-    return of | {"bits": bits, "bytes": bits * model.numbers / 8, **distance, "every": every}
+    return of | {"bits": bits, **distance, "every": every}
 
 
 def choose_layers(model: RoundedModel, row: Any, options: argparse.Namespace, name: str, tokens: int) -> None:
