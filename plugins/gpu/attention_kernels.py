@@ -61,6 +61,11 @@ def paged_attention_kernel(
     SKIP_SINGLES: tl.constexpr = False,
     CLAMP: tl.constexpr = False,
     EXACT: tl.constexpr = 0,
+    k_cache_ends: tl.tensor = None,
+    v_cache_ends: tl.tensor = None,
+    k_scales_ends: tl.tensor = None,
+    v_scales_ends: tl.tensor = None,
+    ends_table: tl.tensor = None,
 ) -> None:
     """Computes attention of q [T, Nq, D] over caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; grid (T // QUERIES + B,
     Nkv * SHARES, splits).
@@ -71,8 +76,10 @@ def paged_attention_kernel(
     ``out`` float32 [T, Nq, splits, Dv], and the logarithm (base 2) of its softmax's denominator to ``lse`` float32
     [T, Nq, splits]. A split without keys writes only -inf to ``lse``.
 
-    ``FORMAT`` of the cache is "float", "int8", "fp8" (a pointer of that type) or "e4m3" (bytes). With AHEAD, blocks are
-    looked up one step before their keys. With SKIP_SINGLES, requests with one token are skipped.
+    ``FORMAT`` of the cache is "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "rotated8" or "rotated4"
+    (bytes). With AHEAD, blocks are looked up one step before their keys. With SKIP_SINGLES, requests with one token are
+    skipped. With ENDS, the last five arguments are a second cache and its table, laid out as the first's: see
+    attention_tile.py.
 
     With CLAMP, the kernel ends soon and reads only its arguments' memory whatever q_start, kv_len and the table
     contain: q has ``total`` tokens, the caches have ``pool`` blocks. TensorRT needs that, as it times plugins on
@@ -121,7 +128,9 @@ def paged_attention_kernel(
             tl.store(lse + place * splits + split, tl.full([C.ROWS], float("-inf"), tl.float32), mask=valid)
             return
     attend_tile(
-        q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, pool, sinks, slopes, q_stride,
+        q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks,
+        k_cache_ends, v_cache_ends, k_scales_ends, v_scales_ends,
+        ends_table + request * blocks if C.ENDS else ends_table, pool, sinks, slopes, q_stride,
         out, lse, first_token, first_token, tokens, first, before, low, high, share, split, splits, sink_split,
         C, CLAMP, EXACT,
     )  # fmt: skip
@@ -148,6 +157,11 @@ def listed_attention_kernel(
     q_start: tl.tensor = None,
     MIXED: tl.constexpr = False,
     EXACT: tl.constexpr = 0,
+    k_cache_ends: tl.tensor = None,
+    v_cache_ends: tl.tensor = None,
+    k_scales_ends: tl.tensor = None,
+    v_scales_ends: tl.tensor = None,
+    ends_table: tl.tensor = None,
 ) -> None:
     """Computes the parts that ``decode_work_kernel`` listed in ``work``, as ``paged_attention_kernel`` does; grid (any,
     Nkv * SHARES).
@@ -168,7 +182,9 @@ def listed_attention_kernel(
         low = tl.maximum(lowest, split * C.SPLIT_KEYS)
         high = tl.minimum(length, (split + 1) * C.SPLIT_KEYS)
         attend_tile(
-            q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, blocks, sinks, slopes, q_stride,
+            q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks,
+            k_cache_ends, v_cache_ends, k_scales_ends, v_scales_ends,
+            ends_table + request * blocks if C.ENDS else ends_table, blocks, sinks, slopes, q_stride,
             out, lse, token, request, 1, 0, length - 1, low, high, share, split, splits, lowest // C.SPLIT_KEYS,
             C, False, EXACT,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Triton kernels that write a step's keys and values into the paged cache, in floats or 8-bit formats.
+"""Triton kernels that write a step's keys and values into the paged cache, in floats or in 8 or 4 bits.
 
 Arguments are in TensorRT's order: inputs, integers, outputs. A cache is both an input and an output, at the same
 memory; kernels use the output.
@@ -35,6 +35,58 @@ def float_to_e4m3(values: tl.tensor) -> tl.tensor:
     return (((bits >> 8) & 0x80) | ((bits >> 7) & 0x7F)).to(tl.uint8)
 
 
+@triton.constexpr_function
+def _rotations(size: int) -> int:
+    """Returns the logarithm of how many numbers of a head of ``size`` are rotated at a time: the largest power of 2
+    that divides it.
+    """
+    return (size & -size).bit_length() - 1
+
+
+@triton.constexpr_function
+def _share(rotations: int, stored: bool) -> float:
+    """Returns the power of 2 by which keys and values (``stored``), or queries and results, are multiplied."""
+    return 2.0 ** -(rotations // 2) if stored else 2.0 ** (rotations // 2 - rotations)
+
+
+@triton.jit
+def _sums(x: tl.tensor, HALF: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr) -> tl.tensor:
+    """Replaces numbers a and b of x [ROWS, WIDTH] that are HALF apart by their sum and their difference."""
+    pairs = tl.reshape(x, [ROWS, WIDTH // (2 * HALF), 2, HALF])
+    a, b = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
+    return tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), [ROWS, WIDTH])
+
+
+@triton.jit
+def rotated(
+    x: tl.tensor, SIZE: tl.constexpr, STORED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+) -> tl.tensor:
+    """Multiplies x [ROWS, WIDTH], heads of SIZE padded with 0, by a Hadamard matrix and its share; returns float32.
+
+    The order of sums is that of ``passes.ops.quantized_cache.rotate``. For STORED see ``_share``.
+    """
+    ROTATIONS: tl.constexpr = _rotations(SIZE)
+    x = x.to(tl.float32) * _share(ROTATIONS, STORED)
+    for level in tl.static_range(ROTATIONS):
+        x = _sums(x, 1 << (ROTATIONS - 1 - level), ROWS, WIDTH)
+    return x
+
+
+NORMAL_BOUNDS = tl.constexpr((-111.5, -85.5, -66.5, -51, -37.5, -24.5, -12, 0, 12, 24.5, 37.5, 51, 66.5, 85.5, 111.5))
+"""The middles between neighbours of ``passes.ops.quantized_cache.NORMAL``."""
+
+
+@triton.jit
+def normal_integers(codes: tl.tensor) -> tl.tensor:
+    """Returns the int32 of 4-bit codes: ``passes.ops.quantized_cache.NORMAL``, whose 8 magnitudes are two constants."""
+    codes = codes.to(tl.int32)
+    negative = codes < 8
+    place = tl.where(negative, 7 - codes, codes - 8)
+    magnitudes = tl.where(place < 4, 0x2C1F1206, 0x7F604B3A)
+    magnitude = (magnitudes >> ((place & 3) * 8)) & 0xFF
+    return tl.where(negative, -magnitude, magnitude)
+
+
 @triton.jit
 def _heads(
     new: tl.tensor, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr
@@ -58,7 +110,10 @@ def store_heads(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Writes a token's heads x [HEADS, WIDTH], which are padded with 0, to ``slot`` of the cache [P*K, Nkv, SIZE]."""
+    """Writes a token's heads x [HEADS, WIDTH], which are padded with 0, to ``slot`` of the cache [P*K, Nkv, SIZE].
+
+    4-bit codes are two to a byte: of even channels in the low bits, of the odd ones behind them in the high bits.
+    """
     head = tl.arange(0, HEADS)
     d = tl.arange(0, WIDTH)
     place = head[:, None] * SIZE + d[None, :]
@@ -67,8 +122,11 @@ def store_heads(
     if FORMAT == "float":
         tl.store(to, x.to(cache.dtype.element_ty), mask=inside)
     else:
-        top: tl.constexpr = 127.0 if FORMAT == "int8" else 448.0
-        x = x.to(tl.float32)
+        top: tl.constexpr = 448.0 if FORMAT == "e4m3" else 127.0
+        if FORMAT == "rotated8" or FORMAT == "rotated4":
+            x = rotated(x, SIZE, True, HEADS, WIDTH)
+        else:
+            x = x.to(tl.float32)
         largest = tl.max(tl.abs(x), axis=1)  # [HEADS]; a NaN may be lost in it
         infinite = tl.sum(((x != x) | (tl.abs(x) == float("inf"))).to(tl.int32), axis=1) > 0
         # The factor is infinite below 2^-128 times top, where a head has scale 0.
@@ -76,14 +134,23 @@ def store_heads(
         usable = (largest > 0) & (inverse < float("inf")) & (infinite == 0)
         scale = tl.div_rn(largest, tl.full([HEADS], top, tl.float32))
         scale = tl.where(infinite, float("nan"), tl.where(usable, scale, 0.0))
-        tl.store(scales + slot * KV_HEADS + head, scale, mask=head < KV_HEADS)
+        tl.store(scales + slot * KV_HEADS + head, scale.to(scales.dtype.element_ty), mask=head < KV_HEADS)
         # Between the bounds stands the product by itself: it can't be fused with the sum that rounds it.
         value = tl.where(usable[:, None], x * tl.where(usable, inverse, 0.0)[:, None], 0.0)
         value = tl.minimum(tl.maximum(value, -top), top)
-        if FORMAT == "int8":
-            tl.store(to, ((value + 12582912.0) - 12582912.0).to(tl.int8), mask=inside)
-        else:
+        if FORMAT == "rotated4":
+            codes = (value > NORMAL_BOUNDS[0]).to(tl.int32)
+            for i in tl.static_range(1, 15):
+                codes += (value > NORMAL_BOUNDS[i]).to(tl.int32)
+            low, high = tl.split(tl.reshape(codes, [HEADS, WIDTH // 2, 2]))
+            pair = tl.arange(0, WIDTH // 2)
+            at = cache + slot * (KV_HEADS * SIZE // 2) + head[:, None] * (SIZE // 2) + pair[None, :]
+            there = (head < KV_HEADS)[:, None] & (pair < SIZE // 2)[None, :]
+            tl.store(at, (low | (high << 4)).to(tl.uint8), mask=there)
+        elif FORMAT == "e4m3":
             tl.store(to, float_to_e4m3(value), mask=inside)
+        else:
+            tl.store(to, ((value + 12582912.0) - 12582912.0).to(tl.int8), mask=inside)
 
 
 @triton.jit(do_not_specialize=["capacity"])
@@ -114,8 +181,9 @@ def kv_write_kernel(
     (T).
 
     A token whose slot isn't from 0 to capacity-1 is skipped: padding has slot -1. With a VALUE_SIZE of 0 only keys are
-    written, and v and the cache of values may be None. ``FORMAT`` is "float", "int8" or
-    "e4m3" (bytes); the latter two have scales [P*K, Nkv], and follow ``ew.quantized_kv_write``.
+    written, and v and the cache of values may be None. ``FORMAT`` is "float", "int8", "e4m3" (bytes), "rotated8" or
+    "rotated4" (bytes). All but the first have scales [P*K, Nkv]. They follow ``ew.quantized_kv_write``, and the last
+    two ``passes.ops.quantized_cache.quantize_to_few_bits``.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)

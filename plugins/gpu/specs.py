@@ -16,6 +16,7 @@ from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.step_schema import ATTENTION_PORTS
 
 from .tiles import (
+    ROTATED_CODES,
     SPLIT_KEYS,
     CacheFormat,
     FloatType,
@@ -50,6 +51,9 @@ TILE_CONSTANTS = ("QUERIES", "ROWS", "KEYS", "AHEAD", "SHARES")
 """The constants of the attention kernel that differ by tile. Warps and stages do too, and aren't constants."""
 
 _POINTERS: dict[CacheFormat, str] = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "int8": "*i8", "fp8": "*u8"}
+_POINTERS |= {"k8v8": "*i8", "k4v4": "*u8"}
+_ENDS: dict[str, str] = {f"{half}_{what}_ends": f"{half}_{what}" for what in ("cache", "scales") for half in "kv"}
+"""The arguments for a second cache, and their counterparts."""
 
 
 class Size(Protocol):
@@ -104,12 +108,12 @@ class AttentionShape:
     def from_shapes(
         cls, q: Sequence[SupportsInt], keys: Sequence[SupportsInt], values: Sequence[SupportsInt], **rest: Any
     ) -> AttentionShape:
-        """Makes the shape from those of q [T, Nq, D] and the caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; T and P aren't
-        used.
+        """Makes the shape from those of q [T, Nq, D], the keys [P, K, Nkv, ..] and values or results [.., Dv]; T and P
+        aren't used.
 
         ``rest``: the other attributes.
         """
-        return cls(int(q[1]), int(keys[2]), int(q[2]), int(values[3]), int(keys[1]), **rest)
+        return cls(int(q[1]), int(keys[2]), int(q[2]), int(values[-1]), int(keys[1]), **rest)
 
     @property
     def row_sizes(self) -> tuple[int, int]:
@@ -128,6 +132,16 @@ class AttentionShape:
     def quantized(self) -> bool:
         """True if the cache has scales."""
         return self.cache not in get_args(FloatType)
+
+    @property
+    def rotated(self) -> bool:
+        """True if the cache has rotated integers, whose scales have 16 bits."""
+        return self.cache in ROTATED_CODES
+
+    @property
+    def ends(self) -> bool:
+        """True if a second cache, of "k8v8", has the ends of requests."""
+        return self.cache == "k4v4"
 
     @property
     def group(self) -> int:
@@ -188,12 +202,12 @@ def read_format(cache: CacheFormat, gpu: GpuLimits) -> str:
     """Returns FORMAT for the kernels that read a cache: "e4m3" for fp8 if the GPU has no instruction to convert it."""
     if cache == "fp8":
         return "fp8" if gpu.fp8 else "e4m3"
-    return "int8" if cache == "int8" else "float"
+    return write_format(cache)
 
 
 def write_format(cache: CacheFormat) -> str:
     """Returns FORMAT for the kernels that write a cache."""
-    return {"fp8": "e4m3", "int8": "int8"}.get(cache, "float")
+    return {"fp8": "e4m3", "int8": "int8", "k8v8": "rotated8", "k4v4": "rotated4"}.get(cache, "float")
 
 
 @dataclass(frozen=True)
@@ -201,7 +215,7 @@ class AttentionConstants:
     """The constants of attention kernels. A kernel gets all of them as one constant, C.
 
     SHARES programs divide the query heads of a key/value head. VALUE_STRIDE is the distance of the values of one head.
-    If values are the first channels of keys, the REST_SIZE others are loaded apart, padded to REST_WIDTH, as both parts
+    With ENDS a second cache, of "rotated8", has the ends of requests. If values are the first channels of keys, the REST_SIZE others are loaded apart, padded to REST_WIDTH, as both parts
     need less padding than all: 512 and 64 in place of 1,024. WIDTH is that of the first part.
     """
 
@@ -227,6 +241,7 @@ class AttentionConstants:
     VALUE_STRIDE: int
     REST_SIZE: int
     REST_WIDTH: int
+    ENDS: bool
 
 
 def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split_keys: int) -> dict[str, Constant]:
@@ -255,6 +270,7 @@ def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split
         VALUE_STRIDE=shape.head_size if shape.values_in_keys else shape.value_size,
         REST_SIZE=rest,
         REST_WIDTH=width_of(rest) if rest else 0,
+        ENDS=shape.ends,
     )
     return dict(vars(constants)) | ({"EXACT": SPLIT_KEYS} if shape.exact else {})
 
@@ -345,11 +361,11 @@ def combine_constants(value_size: int) -> dict[str, Constant]:
 ARGUMENTS: Mapping[KernelName, tuple[str, ...]] = {
     "paged_attention": (
         *("q", "k_cache", "v_cache", "k_scales", "v_scales", *ATTENTION_PORTS, "sinks", "slopes"),
-        *("requests", "blocks", "q_stride", "pool", "total", "out", "lse"),
+        *("requests", "blocks", "q_stride", "pool", "total", "out", "lse", *_ENDS, "ends_table"),
     ),
     "listed_attention": (
         *("q", "k_cache", "v_cache", "k_scales", "v_scales", "block_table", "kv_len", "work", "sinks", "slopes"),
-        *("blocks", "q_stride", "splits", "out", "lse", "q_start"),
+        *("blocks", "q_stride", "splits", "out", "lse", "q_start", *_ENDS, "ends_table"),
     ),
     "combine_splits": ("parts", "lse", "splits", "out", "kv_len", "q_start"),
     "merge_parts": ("parts", "lse", "splits", "out", "kv_len", "sinks", "q_start"),
@@ -372,6 +388,9 @@ def attention_spec(
     queries, form = _POINTERS[shape.dtype], read_format(shape.cache, gpu)
     types = {"q": queries, "out": "*fp32" if split_keys else queries}
     types |= _cache_types(shape, "*fp8e4nv" if form == "fp8" else _POINTERS[shape.cache])
+    if shape.ends:
+        ends = _cache_types(shape, _POINTERS["k8v8"])
+        types |= {name: ends[of] for name, of in _ENDS.items()} | {"ends_table": "*i32"}
     types |= dict.fromkeys(ATTENTION_PORTS, "*i32")
     types |= dict.fromkeys(("sinks", "slopes", *(("lse",) if split_keys else ())), "*fp32")
     types |= dict.fromkeys(("requests", "blocks", "q_stride", *(("pool", "total") if clamp else ())), "i32")
@@ -407,7 +426,7 @@ def combine_spec(shape: AttentionShape, capability: int) -> KernelSpec:
 
 
 def _cache_types(shape: AttentionShape, cache: str) -> dict[str, str]:
-    scales = dict.fromkeys(("k_scales", "v_scales"), "*fp32") if shape.quantized else {}
+    scales = dict.fromkeys(("k_scales", "v_scales"), "*fp16" if shape.rotated else "*fp32") if shape.quantized else {}
     return dict.fromkeys(("k_cache", "v_cache"), cache) | scales
 
 

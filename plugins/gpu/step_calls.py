@@ -158,9 +158,10 @@ def rope_call(x: torch.Tensor, table: torch.Tensor, out: torch.Tensor, *, interl
 @dataclass(frozen=True)
 class LayerCaches:
     """A layer's caches of keys [P, K, Nkv, D] and values [P, K, Nkv, Dv], with scales [P, K, Nkv] if they have
-    8 bits.
+    8 bits or 4, which are two to a byte. Scales have 16 bits if the integers are rotated.
 
     With ``values_in_keys``, ``values`` is a view of the first Dv channels of ``keys``, and the scales are the same.
+    ``ends``: the second cache, of the ends of requests.
     """
 
     keys: torch.Tensor
@@ -168,10 +169,13 @@ class LayerCaches:
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
     values_in_keys: bool = False
+    ends: LayerCaches | None = None
 
     @property
     def format(self) -> CacheFormat:
         """The format, by the name that kernels use."""
+        if self.key_scales is not None and self.key_scales.dtype == torch.float16:
+            return "k8v8" if self.keys.dtype == torch.int8 else "k4v4"
         return CACHE_FORMATS_OF[self.keys.dtype]
 
     def named(self, gpu: GpuLimits | None, suffix: str = "") -> dict[str, Argument]:
@@ -274,6 +278,7 @@ class AttendedBatch:
         kv_len: the number of keys of each request, [B].
         decodes: True if each request has one token.
         mixed: True if ``AttentionParts.work`` lists the requests with one token, and the others are prompts.
+        ends_table: the blocks of ``LayerCaches.ends``, laid out as ``table``.
     """
 
     table: torch.Tensor
@@ -281,6 +286,7 @@ class AttendedBatch:
     kv_len: torch.Tensor
     decodes: bool = False
     mixed: bool = False
+    ends_table: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -338,7 +344,7 @@ def attention_calls(
     shape = AttentionShape.from_shapes(
         q.shape,
         caches.keys.shape,
-        caches.values.shape,
+        out.shape,
         dtype=FLOATS_OF[q.dtype],
         cache=caches.format,
         scale=rule.scale,
@@ -369,6 +375,9 @@ def attention_calls(
         "blocks": table.stride(0),
         "q_stride": q.stride(0),
     }
+    if caches.ends is not None:
+        assert batch.ends_table is not None and batch.ends_table.stride(0) == table.stride(0)
+        operands |= {**caches.ends.named(gpu, "_ends"), "ends_table": batch.ends_table}
     calls: list[Call] = []
 
     def tiled(tile: Tile, keys: int, parts: torch.Tensor, lse: torch.Tensor | None) -> Call:

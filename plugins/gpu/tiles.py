@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from enginewright.runtime.shared.dtypes import stored_bytes
+from enginewright.runtime.shared.dtypes import Dtype, stored_bytes
 from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.kv_formats import KV_FORMATS, SCALED_CACHES, CacheDtype, CacheName
 from enginewright.runtime.shared.weight_formats import FORMAT_OF, SCALED
@@ -26,7 +26,11 @@ CacheFormat = CacheName
 
 CACHE_BYTES: Mapping[CacheFormat, int] = {
     of.name: stored_bytes(dtype, 1) for dtype, of in KV_FORMATS.items() if of.few_bits is None
-}
+} | {"k8v8": 1, "k4v4": 1}
+"""The most bytes of an element by format, in the second cache too if there is one."""
+
+ROTATED_CODES: Mapping[CacheDtype, Dtype] = {"k8v8": "i8", "k4v4": "i4"}
+"""The formats of rotated integers that kernels support, and the type of their codes."""
 SCALED_FORMATS: Mapping[CacheDtype, CacheFormat] = {dtype: KV_FORMATS[dtype].name for dtype in SCALED_CACHES}
 
 SPLIT_KEYS = 512

@@ -346,6 +346,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
     a = step.attrs
     sinks = rest.pop(0) if a.get("has_sinks") else None
     slopes = rest.pop(0) if a.get("has_slopes") else None
+    ends, ends_table = rest if a.get("has_ends") else (None, None)
     (tokens, have, size), result = q.shape, out[0]
     first, heads = attended_heads(step, cache.group)
     works: list[Work] = []
@@ -357,8 +358,8 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
         result = p.room("results", (tokens, heads, result.shape[2]), result.dtype)
     calls = attention_calls(
         _heads_together(p, "queries", q, works),
-        cache.of,
-        AttendedBatch(table, q_start, kv_len, p.decodes, p.mixed),
+        replace(cache.of, ends=ends.of) if ends else cache.of,
+        AttendedBatch(table, q_start, kv_len, p.decodes, p.mixed, ends_table),
         AttentionRule(float(a["scale"]), int(a["window"]), float(a["softcap"]), sinks, slopes, p.exact),
         AttentionParts(
             p.scratch(),

@@ -32,7 +32,7 @@ from ...gpu.step_calls import (
     work_call,
     work_size,
 )
-from ...gpu.tiles import FORMS, GpuLimits, Tile, exact_tile
+from ...gpu.tiles import FORMS, ROTATED_CODES, GpuLimits, Tile, exact_tile
 from ...steps.packed_steps import StepLimits, StepShape
 from .exchange import Exchange
 from .ops import (
@@ -549,26 +549,33 @@ def _new_pools(group: CacheGroup, blocks: int, device: torch.device) -> list[Ten
     """Returns zeros for the caches of all layers of a group, [layers, P, ...] each: states; or keys, values unless they
     are in keys, and the scales of each if there are some.
 
-    8-bit floats are bytes here. A layer's cache begins at a multiple of 16 bytes.
+    8-bit floats are bytes here, as are pairs of 4-bit codes. A layer's cache begins at a multiple of 16 bytes.
     """
     layers = len(group.layers)
     if group.kind == STATE:
         return [torch.zeros((layers, -(-blocks // 4) * 4, group.state_size), device=device)[:, :blocks]]
-    dtype = TORCH_DTYPES[group.dtype]
+    dtype = _stored_type(group)
     stored = torch.uint8 if dtype.itemsize == 1 else dtype
     begin = layers, blocks, group.block_size
     planes = group.planes[:1] if group.values_in_keys else group.planes
-    pools = [torch.zeros((*begin, *plane.shape), dtype=stored, device=device) for plane in planes]
-    if group.dtype in SCALED_CACHES:
-        pools += [torch.zeros((*begin, plane.heads), device=device) for plane in planes]
+    share = 2 if ROTATED_CODES.get(group.dtype) == "i4" else 1
+    pools = [torch.zeros((*begin, of.heads, of.size // share), dtype=stored, device=device) for of in planes]
+    if group.dtype in SCALED_CACHES or group.dtype in ROTATED_CODES:
+        scales = torch.float32 if group.dtype in SCALED_CACHES else torch.float16
+        pools += [torch.zeros((*begin, plane.heads), dtype=scales, device=device) for plane in planes]
     return pools
+
+
+def _stored_type(group: CacheGroup) -> torch.dtype:
+    """Returns the type of the elements, or of the bytes, of a cache of keys and values."""
+    return TORCH_DTYPES[ROTATED_CODES[group.dtype] if group.dtype in ROTATED_CODES else group.dtype]
 
 
 def _cache_of(group: CacheGroup, tensors: Sequence[Tensor]) -> Cache | States:
     """Returns a layer's cache, whose tensors are those of ``_new_pools``."""
     if group.kind == STATE:
         return States(group, tensors[0])
-    dtype, stored = TORCH_DTYPES[group.dtype], list(tensors)
+    dtype, stored = _stored_type(group), list(tensors)
     keys = stored.pop(0).view(dtype)
     values = keys[..., : group.value_head_size] if group.values_in_keys else stored.pop(0).view(dtype)
     key_scales, value_scales = (stored[0], stored[-1]) if stored else (None, None)

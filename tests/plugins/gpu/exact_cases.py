@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from enginewright.plugins.gpu.step_calls import (
     work_call,
     work_size,
 )
-from enginewright.plugins.gpu.tiles import GPUS, exact_tile
+from enginewright.plugins.gpu.tiles import GPUS, ROTATED_CODES, exact_tile
 
 from .step_cases import DTYPES, run, stored
 
@@ -136,14 +137,19 @@ def attention(length: int, dtype: str, cache: str = "", **rule: object) -> bool:
     in_keys, others = bool(rule.pop("values_in_keys", False)), 6
     heads, kv_heads, size, value_size = (20, 1, 40, 24) if in_keys else (6, 2, 24, 24)
     blocks = -(-length // BLOCK)
-    of = {"": DTYPES[dtype], "int8": torch.int8, "fp8": torch.float8_e4m3fn}[cache]
+    of = {"": DTYPES[dtype], "fp8": torch.float8_e4m3fn, "k4v4": torch.uint8}.get(cache, torch.int8)
     pool = blocks + 2 * others
-    codes = torch.randn(2, pool, BLOCK, kv_heads, size) * (40 if cache else 1)
+    codes = torch.randn(2, pool, BLOCK, kv_heads, size // (2 if cache == "k4v4" else 1)) * (40 if cache else 1)
     scales = torch.rand(2, pool, BLOCK, kv_heads) / 40 + 0.01 if cache else (None, None)
-    keys, values = codes.to(of)
+    keys, values = codes.abs().to(of) if cache == "k4v4" else codes.to(of)
     if in_keys:
         values, scales = keys[..., :value_size], (scales[0], scales[0])
-    caches = LayerCaches(keys, values, *scales, values_in_keys=in_keys)
+    if cache in ROTATED_CODES:
+        scales = scales.half()  # type: ignore[union-attr]
+    caches, ends_order = LayerCaches(keys, values, *scales, values_in_keys=in_keys), torch.randperm(pool).int()
+    if cache == "k4v4":
+        of_ends = (torch.randn(2, pool, BLOCK, kv_heads, size) * 40).to(torch.int8)
+        caches = replace(caches, ends=LayerCaches(*of_ends, *scales))
     q = torch.randn(length + 40, heads, size).to(DTYPES[dtype])
     order = torch.randperm(pool).int()
     tables = {"mine": order[:blocks]} | {str(i): order[blocks + 2 * i :][:2] for i in range(others)}
@@ -168,7 +174,7 @@ def attention(length: int, dtype: str, cache: str = "", **rule: object) -> bool:
         calls = attention_calls(
             packed,
             caches,
-            AttendedBatch(table, q_start, kv_len, decodes, mixed),
+            AttendedBatch(table, q_start, kv_len, decodes, mixed, ends_order[table.long()]),
             AttentionRule(size**-0.5, **rule, **vectors, exact=True),  # type: ignore[arg-type]
             AttentionParts(torch.full((floats,), float("nan")), work=work, workers=3),
             out,

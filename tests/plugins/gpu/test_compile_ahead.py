@@ -102,6 +102,7 @@ SHAPES = [
     AttentionShape(8, 2, 128, 128, 32, "f32", "f32", 0.1),
     AttentionShape(71, 1, 64, 64, 32, "bf16", "bf16", 0.1),
     AttentionShape(8, 2, 256, 256, 32, "bf16", "int8", 0.1),
+    AttentionShape(8, 2, 128, 96, 32, "bf16", "k4v4", 0.1),
 ]
 
 

@@ -41,6 +41,8 @@ def test_sums_of_rows_and_of_experts(dtype: str, interpreter: ProcessPoolExecuto
         (530, "bf16", "fp8", {"softcap": 20.0}),
         (40, "f32", "", {"sinks": True}),
         (530, "bf16", "int8", {"values_in_keys": True}),
+        (530, "f32", "k8v8", {}),
+        (660, "bf16", "k4v4", {"sinks": True}),  # its last 30 tokens are in two runs of 128
     ],
 )
 def test_attention(

@@ -13,6 +13,7 @@ from enginewright.optimizer.capture import capture
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.recipes.recipe import load_recipe, with_cache
+from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
@@ -29,6 +30,7 @@ from enginewright.plugins.gpu.jit_launcher import JitLauncher
 from enginewright.plugins.gpu.tiles import GPUS, FloatType
 from enginewright.plugins.steps.packed_steps import StepLimits
 from enginewright.runtime.shared.contracts import SamplingBatch, StepInput
+from enginewright.runtime.shared.kv_formats import ROTATED_CACHES
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.acceptance.test_families import MORE_FAMILIES
 from tests.acceptance.test_families_experts import EXPERT_FAMILIES, make
@@ -129,6 +131,9 @@ def step_input(inputs: Mapping[str, Tensor], sampling: SamplingBatch | None = No
 
 def round_caches(program: Program, context: PassContext) -> None:
     """Rounds what a program writes to its caches as the recipe says; a float cache keeps all bits."""
+    if context.recipe.cache in ROTATED_CACHES:  # of which one has a second cache
+        RoundKvCache().run(program, context)
+        return
     dtype = context.recipe.cache if context.recipe.cache in ("i8", "fp8") else "f32"
     for node in program.nodes_of(torch.ops.ew.kv_write.default):
         node.args = (*node.args[:5], dtype, *node.args[6:])

@@ -35,6 +35,7 @@ from tests.triton_interpreter import interpreter as interpreter
         ("Mixtral", "int8", None, cases.EXACT),
         ("Llama", "f32", "int8", cases.EXACT),
         ("Llama", "f32", "fp8", cases.EXACT),
+        ("Gemma2", "f32", "k4v4", cases.EXACT),
         # The program rounds activations to bf16 before products that are in it (fp8's head is): the target doesn't.
         ("Llama", "fp8", None, 4e-3),
         ("Mixtral", "fp8", None, 8e-3),
