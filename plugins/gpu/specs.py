@@ -50,8 +50,10 @@ SPLITS_AT_ONCE = 16
 TILE_CONSTANTS = ("QUERIES", "ROWS", "KEYS", "AHEAD", "SHARES")
 """The constants of the attention kernel that differ by tile. Warps and stages do too, and aren't constants."""
 
-_POINTERS: dict[CacheFormat, str] = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "int8": "*i8", "fp8": "*u8"}
-_POINTERS |= {"k8v8": "*i8", "k4v4": "*u8"}
+_POINTERS: dict[CacheFormat, str] = {
+    **{"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32"},
+    **{"int8": "*i8", "fp8": "*u8", "k8v8": "*i8", "k4v4": "*u8"},
+}
 _ENDS: dict[str, str] = {f"{half}_{what}_ends": f"{half}_{what}" for what in ("cache", "scales") for half in "kv"}
 """The arguments for a second cache, and their counterparts."""
 

@@ -25,9 +25,9 @@ FloatType = Literal["f16", "bf16", "f32"]
 CacheFormat = CacheName
 
 CACHE_BYTES: Mapping[CacheFormat, int] = {
-    of.name: stored_bytes(dtype, 1) for dtype, of in KV_FORMATS.items() if of.few_bits is None
-} | {"k8v8": 1, "k4v4": 1}
-"""The most bytes of an element by format, in the second cache too if there is one."""
+    of.name: 1 if of.few_bits else stored_bytes(dtype, 1) for dtype, of in KV_FORMATS.items()
+}
+"""The most bytes of an element by format, also of a second cache."""
 
 ROTATED_CODES: Mapping[CacheDtype, Dtype] = {"k8v8": "i8", "k4v4": "i4"}
 """The formats of rotated integers that kernels support, and the type of their codes."""
