@@ -217,8 +217,9 @@ class AttentionConstants:
     """The constants of attention kernels. A kernel gets all of them as one constant, C.
 
     SHARES programs divide the query heads of a key/value head. VALUE_STRIDE is the distance of the values of one head.
-    With ENDS a second cache, of "rotated8", has the ends of requests. If values are the first channels of keys, the REST_SIZE others are loaded apart, padded to REST_WIDTH, as both parts
-    need less padding than all: 512 and 64 in place of 1,024. WIDTH is that of the first part.
+    With ENDS a second cache, of "rotated8", has the ends of requests. If values are the first channels of keys, the
+    REST_SIZE others are loaded apart, padded to REST_WIDTH, as both parts need less padding than all: 512 and 64 in
+    place of 1,024. WIDTH is that of the first part.
     """
 
     Q_HEADS: int

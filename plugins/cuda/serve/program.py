@@ -568,7 +568,7 @@ def _new_pools(group: CacheGroup, blocks: int, device: torch.device) -> list[Ten
 
 def _stored_type(group: CacheGroup) -> torch.dtype:
     """Returns the type of the elements, or of the bytes, of a cache of keys and values."""
-    return TORCH_DTYPES[ROTATED_CODES[group.dtype] if group.dtype in ROTATED_CODES else group.dtype]
+    return TORCH_DTYPES[ROTATED_CODES.get(group.dtype, group.dtype)]
 
 
 def _cache_of(group: CacheGroup, tensors: Sequence[Tensor]) -> Cache | States:

@@ -80,7 +80,9 @@ class Case:
 
 
 def attend(case: Case) -> tuple[Tensor, Tensor]:
-    """Returns the kernels' result and the reference's. What no query may read is NaN, or in blocks that aren't there."""
+    """Returns the kernels' result and the reference's. What no query may read is NaN, or in blocks that are
+    gone.
+    """
     torch.set_num_threads(1)
     lengths = [n + p for n, p in zip(case.new, case.past, strict=True)]
     random = torch.Generator().manual_seed(case.seed + sum(lengths))
@@ -161,7 +163,9 @@ def _run(
         AttentionParts(torch.full((floats,), float("nan")), work=work, workers=3),
         out,
         GPUS[80],
-        (lambda shape, decode: Tile(1 if decode else case.rows // shape.group, case.rows, 32, 4, 1)) if case.rows else launcher.tile,
+        (lambda shape, decode: Tile(1 if decode else case.rows // shape.group, case.rows, 32, 4, 1))
+        if case.rows
+        else launcher.tile,
     )
     for call in calls:
         launcher.bind(call)()
