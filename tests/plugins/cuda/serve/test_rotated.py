@@ -60,10 +60,10 @@ def prompts() -> list[list[int]]:
 def answers(bundle: Path, batches: list[list[list[int]]], target: str = "cuda", **options: Any) -> tuple[Any, Any, Any]:
     """Returns the tokens of prompts, their logprobs, and the numbers of tokens from the prefix cache."""
     params = SamplingParams(max_tokens=4, ignore_eos=True, logprobs=1)
-    given = {"context": 512, "verify": False, "memory": "2MiB", "max_requests": 4, **options}
+    options_of_target = {"context": 512, "verify": False, "memory": "2MiB", "max_requests": 4, **options}
     if target == "cuda":
-        given |= {"trust": "code"}
-    with LLM(bundle, target=target, **given) as llm:
+        options_of_target |= {"trust": "code"}
+    with LLM(bundle, target=target, **options_of_target) as llm:
         results = [of for batch in batches for of in llm.generate(batch, params, progress=False)]
         tokens = [of.outputs[0].token_ids for of in results]
         logprobs = [
@@ -74,8 +74,10 @@ def answers(bundle: Path, batches: list[list[list[int]]], target: str = "cuda", 
 
 
 def logits(bundle: Path, target: str, prompt: list[int]) -> np.ndarray:
-    given = {"trust": "code"} if target == "cuda" else {}
-    with LLM(bundle, target=target, context=512, verify=False, memory="2MiB", prefill_chunk=100, **given) as llm:
+    options_of_target = {"trust": "code"} if target == "cuda" else {}
+    with LLM(
+        bundle, target=target, context=512, verify=False, memory="2MiB", prefill_chunk=100, **options_of_target
+    ) as llm:
         return llm.logits(prompt)
 
 
