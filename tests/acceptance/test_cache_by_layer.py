@@ -148,7 +148,10 @@ def test_what_cannot_be_chosen_names_its_key(folder: Path, tmp_path: Path) -> No
     smallest = rf"kv_cache.max_bytes_per_token = {3 * BYTES['k4v4'] - 1}: .* take {3 * BYTES['k4v4']} bytes a token"
     with pytest.raises(VerificationError, match=smallest):
         export(folder, tmp_path / "x", recipe=tmp_path / "mine.toml", targets=["cpu"])
-    with pytest.raises(TargetError, match=r"target cuda: it has no KV cache of k8v8, .* \(kv_cache.candidates.1\)"):
+    with pytest.raises(TargetError, match=r"target cuda: all layers have one KV-cache format there"):
+        export(folder, tmp_path / "x", recipe=tmp_path / "mine.toml", targets=["cuda"])
+    (tmp_path / "mine.toml").write_text(small.replace("k8v8", "k6v4"))
+    with pytest.raises(TargetError, match=r"target cuda: it has no KV cache of k6v4, .* \(kv_cache.candidates.1\)"):
         export(folder, tmp_path / "x", recipe=tmp_path / "mine.toml", targets=["cuda"])
     with pytest.raises(RecipeError, match=r"kv_cache: dtype 'auto' needs max_bytes_per_token"):
         export(folder, tmp_path / "x", recipe="f32", targets=["cpu"], kv_cache="auto")
