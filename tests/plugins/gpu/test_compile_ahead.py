@@ -102,7 +102,6 @@ SHAPES = [
     AttentionShape(8, 2, 128, 128, 32, "f32", "f32", 0.1),
     AttentionShape(71, 1, 64, 64, 32, "bf16", "bf16", 0.1),
     AttentionShape(8, 2, 256, 256, 32, "bf16", "int8", 0.1),
-    AttentionShape(8, 2, 128, 96, 32, "bf16", "k4v4", 0.1),
 ]
 
 
@@ -140,6 +139,15 @@ def test_every_gpu_s_largest_tile(capability):
 @pytest.mark.parametrize("capability", list(GPUS))
 def test_a_kernel_for_each_gpu(capability):
     check(compile_kernel(attention_spec(SMOLLM2, capability, Tile(1, 16, 32, 4, 2), 512)))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("capability", list(GPUS))
+def test_kernels_of_two_caches_for_each_gpu(capability):
+    shape = AttentionShape(8, 2, 128, 96, 32, "bf16", "k4v4", 0.1)
+    check(compile_kernel(write_spec(shape, capability)))
+    for tile, split_keys in ((Tile(1, 16, 32, 4, 2), 512), (Tile(8, 32, 32, 4, 2), 0)):
+        check(compile_kernel(attention_spec(shape, capability, tile, split_keys)))
 
 
 @pytest.mark.parametrize("capability", [100, 120])
