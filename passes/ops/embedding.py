@@ -8,7 +8,7 @@ from .library import accumulate_dtype, register
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """ids [T], table [V, H] -> [T, H]; of 16-bit floats as float32. Raises IndexError for an id outside the table."""
+    """ids [T], table [V, H] -> [T, H], with 16-bit floats as float32. Raises IndexError for an id outside the table."""
     return torch.nn.functional.embedding(ids.long(), table).to(accumulate_dtype(table)).contiguous()
 
 

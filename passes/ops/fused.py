@@ -29,7 +29,7 @@ def layer_norm_quantize(
 def add_rms_norm_quantize(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """quantize_activation(rms_norm(sum)), and sum = x + residual."""
+    """quantize_activation(rms_norm(sum)) and sum, with sum = x + residual."""
     normed, total = add_rms_norm(x, residual, weight, eps)
     return (*quantize_activation(normed, group_size), total)
 
@@ -42,7 +42,7 @@ def add_layer_norm_quantize(
     eps: float,
     group_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """quantize_activation(layer_norm(sum)), and sum = x + residual."""
+    """quantize_activation(layer_norm(sum)) and sum, with sum = x + residual."""
     normed, total = add_layer_norm(x, residual, weight, bias, eps)
     return (*quantize_activation(normed, group_size), total)
 

@@ -173,7 +173,7 @@ def quantized_embedding(
     bits: int,
     group_size: int,
 ) -> torch.Tensor:
-    """ids [T], table int8 [V, H], scales and offsets float16 [V, groups], or bytes in blocks -> float32 [T, H].
+    """ids [T], table int8 [V, H], scales and offsets float16 [V, groups], or both as bytes in blocks -> float32 [T, H].
 
     The rows are multiplied by their scales, and then offsets are added if there are any. The products are exact in
     float32, except for 8 bits with scales in blocks.

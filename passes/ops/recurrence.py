@@ -300,7 +300,7 @@ def stored_convolution(
     first: int,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes `short_convolution` from states in a cache: x [T, C], state [P, F] -> ([T, C], the cache after the
+    """Computes `short_convolution` from states in a cache: x [T, C], state [blocks, F] -> ([T, C], the cache after the
     step).
 
     Args:
@@ -333,7 +333,7 @@ def stored_scan(
     slots: torch.Tensor,
     first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes `selective_scan` from states in a cache: x [T, N, P], state [P, F] -> ([T, N, P], the cache after
+    """Computes `selective_scan` from states in a cache: x [T, N, P], state [blocks, F] -> ([T, N, P], the cache after
     the step).
 
     The cache's arguments are those of `stored_convolution`. A request's state is stored as [N, S, P], so that the
@@ -361,7 +361,7 @@ def stored_delta_rule(
     scale: float,
     normalize: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes `gated_delta_rule` from states in a cache: v [T, N, Dv], state [P, F] -> ([T, N, Dv], the cache
+    """Computes `gated_delta_rule` from states in a cache: v [T, N, Dv], state [blocks, F] -> ([T, N, Dv], the cache
     after the step).
 
     ``q``, ``k``, ``v``, ``decay``, ``beta``, ``scale`` and ``normalize`` are those of `gated_delta_rule`, the other

@@ -15,7 +15,7 @@ Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def route_experts(expert_ids: torch.Tensor, experts: int) -> Routed:
-    """expert_ids [T, k], each in 0 .. experts - 1 -> order [T*k], rows [T*k], starts [experts + 1], in its dtype.
+    """expert_ids [T, k], each in 0 .. experts - 1 -> order [T*k], rows [T*k], starts [experts + 1], in the ids' dtype.
 
     ``order``: the places sorted by expert, those of one expert ascending. ``rows``: the token of each, order // k.
     Expert e's are order[starts[e] : starts[e + 1]]. Raises ValueError for an id out of range.

@@ -137,9 +137,7 @@ def channels_read_by(program: Program, linears: list[Node], *, again: bool = Fal
 
 
 def keeps_integers(program: Program, linear: Node) -> bool:
-    """Returns True if a linear's weight has known integers of its format, which would have to be rounded again after a
-    change.
-    """
+    """Returns True if a linear's weight already has integers of its format. Scaled channels would round them again."""
     expr, weight_format = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]]), linear.meta.get(FORMAT)
     code_format = None if weight_format is None else CodeFormat.of(weight_format)
     return expr is not None and code_format is not None and formats_of_rows(expr) == {code_format}

@@ -1,4 +1,4 @@
-"""The argument that every row of ``PROPOSERS`` gets to open its proposer."""
+"""The options and the engine parts that a proposer of ``PROPOSERS`` is opened with."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from needles import Needles
 
-from peers.workers.llama_cpp import ENGINE, load
+from peers.workers import llama_cpp as shared
 
 BATCH = 512
 BITS = {"f16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
@@ -77,7 +77,7 @@ def main() -> None:
     needles = Needles(arrays["ids"].tolist(), arrays["answers"], arrays["tokens"], arrays["owners"])
     every = np.unique(np.concatenate([arrays["places"], needles.places]))
     compared, answers = (np.searchsorted(every, some) for some in (arrays["places"], needles.places))
-    model = load(path)
+    model = shared.load(path)
     rotated = not os.environ.get("LLAMA_ATTN_ROT_DISABLE")
     exact = np.zeros((0, 0), np.float32)
     for cache in ("f16", *types):
@@ -85,7 +85,7 @@ def main() -> None:
         if cache == "f16":
             exact = rows[compared]
         label = f"llama.cpp: {cache}, {cache}" + ("; rotated" if rotated and cache != "f16" else "")
-        row = {"format": label, "engine": ENGINE, "bits": BITS[cache]}
+        row = {"format": label, "engine": shared.ENGINE, "bits": BITS[cache]}
         print(json.dumps(row | distance(exact, rows[compared]) | needles.score(rows[answers])), flush=True)
 
 

@@ -105,12 +105,11 @@ class CacheKind:
 
     @classmethod
     def movable_bytes(cls, group: CacheGroup, layers: int) -> int:
-        """Returns the bytes of one block that may be moved to a disk.
+        """Returns the size in bytes of the part of a block that may be moved to a disk.
 
         Args:
             group: the cache group.
-            layers: the number of its layers that read only blocks of their choice. The other layers' blocks stay in
-                memory.
+            layers: the number of its layers that read only selected blocks. The other layers' parts stay in memory.
         """
         return 0
 
@@ -198,7 +197,7 @@ class CacheKind:
         """Releases the blocks that no later step reads, after a step has computed ``request.computed`` tokens."""
 
     def after_read(self, request: Request, since: int) -> None:
-        """Releases blocks as `after_step` does, after the blocks from index ``since`` on were read from a disk."""
+        """Releases the same blocks as `after_step`, once the blocks from index ``since`` on have been read from a disk."""
 
     def before_drafts(self, request: Request) -> bool:
         """Stores what `rollback` needs, as the next step has drafts. Returns False if no block is free for it."""
