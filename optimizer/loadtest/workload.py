@@ -271,7 +271,8 @@ def read_trace(path: Path) -> tuple[Row, ...]:
     """Reads a trace: lines of JSON objects, or a CSV file with Azure's headings.
 
     A JSON line has ``at`` (seconds), ``prompt`` (a text, or a number of tokens) or ``messages``, ``max_tokens``,
-    and ``class``, the name of a request class. Or it has Mooncake's names: ``timestamp`` (milliseconds), ``input_length``, ``output_length``, ``hash_ids``.
+    and ``class``, the name of a request class. Or it has
+    Mooncake's names: ``timestamp`` (milliseconds), ``input_length``, ``output_length``, ``hash_ids``.
     Azure's headings are TIMESTAMP, ContextTokens, GeneratedTokens. Raises RequestError naming the file and the line.
     """
     try:

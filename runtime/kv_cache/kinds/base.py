@@ -197,7 +197,7 @@ class CacheKind:
         """Releases the blocks that no later step reads, after a step has computed ``request.computed`` tokens."""
 
     def after_read(self, request: Request, since: int) -> None:
-        """Releases the same blocks as `after_step`, once the blocks from index ``since`` on have been read from a disk."""
+        """Releases the same blocks as `after_step`, once the blocks from index ``since`` on are read from disk."""
 
     def before_drafts(self, request: Request) -> bool:
         """Stores what `rollback` needs, as the next step has drafts. Returns False if no block is free for it."""
