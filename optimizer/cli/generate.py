@@ -128,7 +128,8 @@ def _print_stats(info: Mapping[str, Any]) -> None:
     lines = [running, info["kv_cache"], f"preemptions: {info['preemptions']}"]
     if (use := info["prefix_cache"]) is not None:
         disk = "" if use["disk"] is None else f", {use['from_disk']} of them from {use['disk']['folder']}"
-        lines.append(f"prefix cache: {use['reused']} of {use['tokens']} tokens were there{disk}")
+        host = "" if use["host"] is None else f", {use['from_host']} of them from main memory"
+        lines.append(f"prefix cache: {use['reused']} of {use['tokens']} tokens were there{host}{disk}")
     if (ahead := info["speculation"]) is not None:
         lines.append(f"computed ahead: {ahead['drafted']} tokens, of which {ahead['accepted']} were right")
     lines += use_lines(info["buckets"])

@@ -207,6 +207,13 @@ class Serving(Running):
             help="Memory for snapshots of recurrent layers' states, such as 1GiB; default: one snapshot per request.",
         ),
     ] = None
+    prefix_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Main memory for blocks that leave the GPU's memory, such as 16GiB; default none.",
+        ),
+    ] = None
     prefix_folder: Annotated[
         Path | None,
         typer.Option(help="Folder for computed prefixes of prompts, which later runs reuse; default none."),

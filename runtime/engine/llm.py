@@ -36,7 +36,16 @@ from .engine import Engine
 from .engine_loop import EngineLoop, Listener
 from .exported import exported
 from .info import check_options, check_ray, describe, of_whole_texts, offload_of, partition_of, scheduler_config
-from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
+from .prefixes import (
+    DEFAULT_DAYS,
+    DEFAULT_SIZE,
+    close_tier,
+    load_prefix,
+    open_host_tier,
+    open_tier,
+    opened_tier,
+    save_prefix,
+)
 from .proposer_setup import ProposerSetup
 from .proposers import open_proposers
 from .pulse import Pulse
@@ -103,6 +112,8 @@ class LLM:
             The cpu target verifies them, and the cuda target with an exact recipe. "auto" is "lookup" there without
             ``buckets``, otherwise None.
         scheduling: None or "fcfs" is first come, first served. Or "priority", "fair", "offline", or a ``Scheduling``.
+        prefix_memory: the bytes of pinned main memory for blocks that leave the GPU's memory, or a size such as
+            "16GiB". Only for the cuda target on one GPU.
         prefix_folder: a folder for blocks that leave the prefix cache, which later processes can read too. It is
             created if needed, and must belong to the user alone, as it contains conversations. None keeps no such
             files.
@@ -110,7 +121,7 @@ class LLM:
         prefix_folder_days: files that weren't used for this many days are deleted when the folder is opened.
         offload_folder: a folder for keys and values that an adaptive context doesn't need in the current step, so that
             a context larger than ``memory`` runs. It is created if needed, must belong to the user alone, and is empty
-            afterwards. Only for the cpu target and bundles with an adaptive context. None keeps all blocks in memory.
+            afterwards. Only for the cpu target and bundles with an adaptive context.
         offload_size: the most bytes in that folder, or a size such as "8GiB".
         load: "map" maps the weights of the cpu target. A changed file is noticed before the next step (BundleError),
             but a file that is truncated during a step ends the process (SIGBUS). "read" copies the weights into memory.
@@ -158,6 +169,7 @@ class LLM:
         prefix_cache: bool = True,
         speculate: str | os.PathLike[str] | None = "auto",
         scheduling: Scheduling | Mapping[str, Any] | str | None = None,
+        prefix_memory: int | str | None = None,
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_folder_size: int | str = DEFAULT_SIZE,
         prefix_folder_days: float = DEFAULT_DAYS,
@@ -179,6 +191,7 @@ class LLM:
         cut = partition_of(ranks, partition)
         check_ray(ray, cut, prefix_folder)
         parse_size(prefix_folder_size, "prefix_folder_size")
+        copies = None if prefix_memory is None else parse_size(prefix_memory, "prefix_memory")
         offload = offload_of(offload_folder, offload_size, prefix_folder)
         budget = None if memory is None else parse_size(memory)
         seed = check_seed(seed)
@@ -208,8 +221,16 @@ class LLM:
         return_freed_memory()
         self._start(Engine(executor, config, proposers), info, tokenizer, seed)
         self._name, self._bundle = bundle.path.name, bundle
-        if prefix_folder is not None:
-            self._cache.disk = open_tier(executor, self._cache, prefix_folder, prefix_folder_size, prefix_folder_days)
+        disk = None
+        try:
+            if prefix_folder is not None:
+                disk = open_tier(executor, self._cache, prefix_folder, prefix_folder_size, prefix_folder_days)
+                self._cache.tier = disk
+            if copies is not None:
+                self._cache.tier = open_host_tier(executor, self._cache, copies, disk)
+        except BaseException:
+            self.close()
+            raise
 
     def check_weights(self, timeout: float | None = None) -> bool:
         """Waits until the weights are hashed, or for ``timeout`` seconds. Returns True if they are hashed and
@@ -727,10 +748,7 @@ class LLM:
         again.
         """
         if self._loop.close():
-            disk, self._cache.disk = self._cache.disk, None
-            if disk is not None:
-                self._cache.save_all(disk)
-                disk.store.close()
+            close_tier(self._cache)
             self.engine.close()
             self._context.close()
 

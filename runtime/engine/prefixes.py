@@ -1,4 +1,4 @@
-"""Folders of cached prefixes: opens them for an executor, and writes and reads the prefix of one prompt."""
+"""Tiers of cached prefixes: opens them for an executor, and writes and reads the prefix of one prompt."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..kv_cache.block_store import BlockStore
 from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.candidate import Candidate
 from ..kv_cache.disk_tier import BlockMemory, DiskTier
+from ..kv_cache.host_tier import HostCopies, HostTier
 from ..requests.request import Request
 from ..shared.errors import RequestError
 from ..shared.memory import parse_size
@@ -42,8 +43,8 @@ def open_tier(
     is only a warning, and is shown by ``info()``.
     """
     check_path("folder", folder)
-    memory = executor.inner if isinstance(executor, StaticShapes) else executor
-    if cache.index is None or not cache.prefixes.on_disk or not isinstance(memory, BlockMemory):
+    memory = _inner(executor)
+    if cache.index is None or not cache.prefixes.tiered or not isinstance(memory, BlockMemory):
         raise RequestError(
             f"prefix_folder: target {executor.describe()['target']!r} keeps no prefixes there, prefix_cache is off, or "
             "ranks are on several machines",
@@ -55,6 +56,42 @@ def open_tier(
     return DiskTier(store, memory, cache.kinds.values(), cache.index.block_size)
 
 
+def open_host_tier(executor: Executor, cache: CacheManager, size: int, disk: DiskTier | None = None) -> HostTier:
+    """Reserves main memory for copies of an executor's blocks.
+
+    Args:
+        executor, cache: see ``open_tier``.
+        size: the bytes.
+        disk: the folder to which copies go that leave this memory; None for none.
+
+    Raises:
+        RequestError: the executor has its blocks in main memory anyway, or can't copy them.
+        CapacityError: the memory is too small for a block, or isn't there.
+    """
+    memory = _inner(executor)
+    if cache.index is None or not cache.prefixes.tiered or not isinstance(memory, HostCopies):
+        raise RequestError(
+            f"prefix_memory: target {executor.describe()['target']!r} copies no blocks to main memory, prefix_cache is "
+            "off, or there are several ranks",
+            hint="Leave it out, or open target 'cuda' on one GPU. The cpu target's blocks are in main memory: pass a "
+            "larger memory.",
+        )
+    return HostTier(memory, size, cache.kinds.values(), cache.index.block_size, executor.blocks, disk)
+
+
+def close_tier(cache: CacheManager) -> None:
+    """Ends the use of a cache's tier. If it has a folder, all blocks that can be found are written there first."""
+    if (tier := cache.tier) is not None:
+        tier.spill()
+        cache.tier = None
+        cache.save_all(tier)
+        tier.close()
+
+
+def _inner(executor: Executor) -> Executor:
+    return executor.inner if isinstance(executor, StaticShapes) else executor
+
+
 @contextmanager
 def opened_tier(executor: Executor, cache: CacheManager, folder: str | os.PathLike[str]) -> Iterator[DiskTier]:
     """Opens a folder as ``open_tier`` does, and closes it at the end of the context."""
@@ -62,7 +99,7 @@ def opened_tier(executor: Executor, cache: CacheManager, folder: str | os.PathLi
     try:
         yield disk
     finally:
-        disk.store.close()
+        disk.close()
 
 
 def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
@@ -76,7 +113,7 @@ def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
     nodes = [node for at, node in enumerate(match.nodes) if len(node.items) <= min(match.tokens - at * size, size)]
     for node in reversed(nodes):
         disk.leaving(node, wait=True)
-    disk.store.flush()
+    disk.flush()
     return disk.known(cache.index.root(request.namespace), request.items[: match.tokens], size).tokens
 
 
@@ -84,10 +121,10 @@ def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
     """Reads the blocks of a request's prompt from ``disk`` into the pool.
 
     Returns the number of the prompt's first tokens that are cached then. Nothing is written to ``disk``. Blocks that
-    are evicted to make room go to the engine's own folder, if it has one.
+    are evicted to make room go to the engine's own tier, if it has one.
     """
     try:
-        if not cache.begin(Candidate(request, disk=disk)):
+        if not cache.begin(Candidate(request, tier=disk)):
             return 0
         return request.computed
     finally:

@@ -41,16 +41,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.requests.block_keys import Content, Item, Namespace, to_bytes, token_ids
+from enginewright.runtime.requests.block_keys import Item, Namespace, token_ids
 
 from ..bundle.regular_file import read_regular
 from ..shared.errors import shown
+from .record_names import HASH_BYTES, RecordNames
 
 Payload = npt.NDArray[np.uint8]
 """A block's memory in all layers of a group."""
 
 MAGIC = b"EWKV0001"
-_HASH_BYTES = 32
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{64})\.kv")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9]+\.partial")
 _LOCK = ".lock"
@@ -77,7 +77,7 @@ class StoreUse:
     deleted: int = 0
 
 
-class BlockStore:
+class BlockStore(RecordNames):
     """A folder of records, one for each block of the prefix cache. Not safe for several threads.
 
     The first problem with the folder, a file or the disk is reported as a RuntimeWarning, and in ``problem``. Requests
@@ -100,17 +100,16 @@ class BlockStore:
         most_age: float = float("inf"),
         key_file: Path | None = None,
     ) -> None:
+        super().__init__(b"", identity)
         self.folder = folder
         self.use = StoreUse()
         self.problem: str | None = None
         self.seconds_per_block: float | None = None  # of reading, so far
-        self._identity = identity
         self._most_bytes = most_bytes
         self._most_age = most_age
         self._files: OrderedDict[bytes, tuple[str, int]] = OrderedDict()  # name's hash -> file, bytes; oldest use first
         self._bytes = 0
         self._guard = threading.Lock()  # of the two above and of ``use``
-        self._key = b""
         self._lock: int | None = None
         self._writer: threading.Thread | None = None
         self._queue: queue.Queue[tuple[bytes, str, Sequence[int], list[Payload]] | None] = queue.Queue(_WAITING_WRITES)
@@ -137,33 +136,6 @@ class BlockStore:
     def writable(self) -> bool:
         """True if this process writes records: it holds the folder's lock."""
         return self.usable and self._lock is not None
-
-    def root(self, namespace: Namespace) -> bytes:
-        """Returns the name of the empty prefix of a namespace (tenant and adapter), from which names of blocks are
-        derived.
-        """
-        return self._hash("root", self._identity, *(part.encode() for part in namespace))
-
-    def child(self, parent: bytes, items: Sequence[Item]) -> bytes:
-        """Returns the name of the block with ``items`` after the block ``parent``."""
-        return self._hash("block", parent, *to_bytes(items))
-
-    def states(self, name: bytes) -> bytes:
-        """Returns the name of the record with the states of recurrent layers at the end of the block ``name``."""
-        return self._hash("states", name)
-
-    def parts(self, parent: bytes, items: Sequence[Item]) -> list[bytes]:
-        """Returns the possible names of records whose tokens end within the block after the block ``parent``.
-
-        The name at index i is a hash of ``parent`` and of the first i + 1 of ``items``.
-        """
-        digest, names = self._keyed("part"), []
-        digest.update(parent)
-        for item in items:
-            placeholder, content = item if isinstance(item, Content) else (item, b"")
-            digest.update(struct.pack("<qq", placeholder, len(content)) + content)
-            names.append(digest.copy().digest())
-        return names
 
     def has(self, name: bytes) -> bool:
         """Returns True if there is a record of this name; it may still turn out to be damaged."""
@@ -299,16 +271,6 @@ class BlockStore:
         used = dict(vars(self.use)) | {"files": len(self._files), "bytes": self._bytes}
         return {"folder": str(self.folder), "problem": self.problem, "writes": self.writable} | used
 
-    def _hash(self, kind: str, *parts: bytes) -> bytes:
-        digest = self._keyed(kind)
-        for part in parts:
-            digest.update(struct.pack("<q", len(part)))
-            digest.update(part)
-        return digest.digest()
-
-    def _keyed(self, kind: str) -> hashlib.blake2b:
-        return hashlib.blake2b(digest_size=_HASH_BYTES, key=self._key, person=b"ew-" + kind.encode())
-
     def _folder_part(self, tenant: str) -> str:
         """Returns the first part of the names of a tenant's files: a hash from which the tenant can't be derived."""
         return self._hash("tenant", tenant.encode()).hex()[:16]
@@ -322,7 +284,7 @@ class BlockStore:
             tokens: the tokens that it must have.
             sizes: the bytes that each payload must have.
         """
-        end = len(data) - _HASH_BYTES
+        end = len(data) - HASH_BYTES
         if end < 0 or not hmac.compare_digest(self._seal(name, [data[:end]]), bytes(data[end:])):
             raise ValueError("it is damaged, or was not written with this key")
         head = _head(tokens, sizes)
@@ -335,7 +297,7 @@ class BlockStore:
         return payloads
 
     def _seal(self, name: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
-        digest = hashlib.blake2b(name, digest_size=_HASH_BYTES, key=self._key, person=b"ew-record")
+        digest = hashlib.blake2b(name, digest_size=HASH_BYTES, key=self._key, person=b"ew-record")
         for part in parts:
             digest.update(part)
         return digest.digest()
@@ -366,7 +328,7 @@ class BlockStore:
 
     def _write(self, name: bytes, file: str, tokens: Sequence[int], payloads: list[Payload]) -> None:
         head = _head(tokens, [len(payload) for payload in payloads])
-        size = len(head) + sum(map(len, payloads)) + _HASH_BYTES
+        size = len(head) + sum(map(len, payloads)) + HASH_BYTES
         if size > self._most_bytes:
             self.use.skipped += 1
             return
@@ -487,7 +449,7 @@ def _read_key(path: Path) -> bytes:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with open(descriptor, "wb") as out:
-                out.write(secrets.token_bytes(_HASH_BYTES))
+                out.write(secrets.token_bytes(HASH_BYTES))
             with suppress(FileExistsError):  # another process was faster: its key counts
                 os.link(unfinished, path)
         finally:
@@ -495,7 +457,7 @@ def _read_key(path: Path) -> bytes:
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise OSError(0, "this key is another user's, or others may read it: chmod 600", os.fspath(path))
-    key = read_regular(path, most=_HASH_BYTES)
-    if len(key) != _HASH_BYTES:
+    key = read_regular(path, most=HASH_BYTES)
+    if len(key) != HASH_BYTES:
         raise OSError(0, "this key is damaged: delete it, and what was kept with it is computed again", os.fspath(path))
     return key

@@ -16,12 +16,12 @@ from enginewright.runtime.requests.request import Request
 from ..shared.contracts import KV_BLOCK_SIZE, CacheGroup, ExecutorCaps, StepInput
 from ..shared.step_schema import SLOTS, group_port
 from .candidate import Candidate
-from .disk_tier import DiskTier
 from .held_blocks import HeldBlocks
 from .kept_slots import KeptSlots
 from .kinds.base import CacheKind, numbers_found_as
 from .prefix_index import PrefixIndex
 from .prefixes import IndexedPrefixes, Prefixes, PrefixUse
+from .tier import Tier
 
 Span = tuple[Request, int, int]
 """A request's tokens in a step: (request, end, drafted).
@@ -38,7 +38,7 @@ class CacheManager(HeldBlocks):
         groups, blocks, caps, step_tokens: see ``HeldBlocks``.
         prefix_cache: True if requests may reuse tokens that others have computed, where the executor and the kinds of
             its caches support that.
-        guard: wraps the disk tier, so that it never raises.
+        guard: wraps the tier, so that it never raises.
 
     Raises the errors of ``HeldBlocks``.
     """
@@ -51,12 +51,12 @@ class CacheManager(HeldBlocks):
         *,
         step_tokens: int,
         prefix_cache: bool,
-        guard: Callable[[DiskTier], DiskTier] = lambda disk: disk,
+        guard: Callable[[Tier], Tier] = lambda tier: tier,
     ) -> None:
         super().__init__(groups, blocks, caps, step_tokens, self._evicted)
         self.prefixes = prefixes_of(self, caps) if prefix_cache else Prefixes(self)
         self._guard = guard
-        self._disk: DiskTier | None = None
+        self._tier: Tier | None = None
         names = list(self.kinds)
         self._states = {names[i]: i for i in numbers_found_as("copies", self.kinds.values())}
         # Only the kinds that override a method are asked: most don't.
@@ -75,13 +75,13 @@ class CacheManager(HeldBlocks):
         return self.prefixes.use
 
     @property
-    def disk(self) -> DiskTier | None:
-        """The tier that stores evicted blocks on a disk and finds them again; None without a disk."""
-        return self._disk
+    def tier(self) -> Tier | None:
+        """The tier to which evicted blocks go, and in which they are found again; None for none."""
+        return self._tier
 
-    @disk.setter
-    def disk(self, disk: DiskTier | None) -> None:
-        self._disk = None if disk is None else self._guard(disk)
+    @tier.setter
+    def tier(self, tier: Tier | None) -> None:
+        self._tier = None if tier is None else self._guard(tier)
 
     def begin(self, candidate: Candidate) -> bool:
         """Begins a request with the longest known prefix of its tokens: sets its tables and ``computed``.
@@ -89,8 +89,8 @@ class CacheManager(HeldBlocks):
         Returns False if the pools have too few blocks for all of its tokens so far. The request then has to wait, and
         has no blocks.
         """
-        if candidate.disk is None and self.disk is not None:
-            candidate = replace(candidate, disk=self.disk)
+        if candidate.tier is None and self.tier is not None:
+            candidate = replace(candidate, tier=self.tier)
         return self.prefixes.begin(candidate)
 
     def prefix_tokens(self, request: Request) -> int:
@@ -226,7 +226,7 @@ class CacheManager(HeldBlocks):
         files.
         """
         self.prefixes.forget(tenant)
-        return 0 if self.disk is None else self.disk.store.delete(tenant)
+        return 0 if self.tier is None else self.tier.delete(tenant)
 
     def lose(self, name: str, blocks: Iterable[int]) -> None:
         """Removes blocks whose contents are lost from the prefix cache.
@@ -239,13 +239,13 @@ class CacheManager(HeldBlocks):
             self.prefixes.discard(list(self.groups).index(name), block)
             self.pools[name].drop(block)
 
-    def save_all(self, disk: DiskTier) -> None:
-        """Writes all blocks of the prefix cache to a disk.
+    def save_all(self, tier: Tier) -> None:
+        """Writes all blocks of the prefix cache to a tier's folder.
 
         The first blocks of prefixes are written last. So they are the newest, and are deleted last.
         """
         for node in reversed(self.index.nodes() if self.index is not None else []):
-            disk.leaving(node, wait=True)
+            tier.leaving(node, wait=True)
 
     def statistics(self, running: Sequence[Request]) -> dict[str, Any] | None:
         """Returns the counts of the prefix cache so far, and of each group's blocks by use; None without a cache.
@@ -268,10 +268,11 @@ class CacheManager(HeldBlocks):
                 "evictions": pool.evictions,
                 "unused_tokens": unused,
             }
-        return asdict(self.use) | {"blocks": blocks, "disk": self.disk and self.disk.describe()}
+        tier = {} if self.tier is None else self.tier.describe()
+        return asdict(self.use) | {"blocks": blocks, "disk": None, "host": None} | tier
 
     def _evicted(self, group: int, block: int) -> None:
-        self.prefixes.evicted(group, block, self.disk)
+        self.prefixes.evicted(group, block, self.tier)
 
 
 def prefixes_of(held: HeldBlocks, caps: ExecutorCaps) -> Prefixes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from enginewright.runtime.requests.request import Request
 
-from .disk_tier import DiskTier
+from .tier import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Candidate:
         others: the running requests. If one of them is about to compute the request's next block, the request waits.
         promised: cache group -> number of blocks that other requests will take; 0 for a group that isn't listed.
         force: True if all blocks that another tenant keeps may be evicted.
-        disk: the tier in which prefixes are looked up; None for the engine's own tier.
+        tier: the tier in which prefixes are looked up; None for the engine's own tier.
         in_flight: those of ``others`` with a step in flight, whose tokens can't be found yet.
     """
 
@@ -27,5 +27,5 @@ class Candidate:
     others: Iterable[Request] = ()
     promised: Mapping[str, int] = field(default_factory=dict)
     force: bool = False
-    disk: DiskTier | None = None
+    tier: Tier | None = None
     in_flight: Container[Request] = ()

@@ -12,9 +12,9 @@ from enginewright.runtime.requests.block_keys import Item, Namespace, common_ite
 from enginewright.runtime.requests.request import Request
 
 from .candidate import Candidate
-from .disk_tier import DiskTier
 from .held_blocks import HeldBlocks
 from .prefixes import Prefixes
+from .tier import Tier
 
 LEAST_SHARE = 0.5
 """The least common beginning with which a slot is reused, as a share of the shorter of the two token sequences.
@@ -70,7 +70,7 @@ class KeptSlots(Prefixes):
                 for pool in self.held.pools.values():
                     pool.drop(slot)
 
-    def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
+    def evicted(self, group: int, block: int, tier: Tier | None) -> None:
         """Implements ``Prefixes``: forgets the slot's contents."""
         self.kept.pop(block, None)
 

@@ -34,7 +34,7 @@ class Node:
         children: the nodes after this one, sorted by their items.
         users: the number of requests that will add a child. A node with users stays, even without blocks.
         detached: True if the index doesn't find the node any more.
-        name: the name of the block's record on a disk; None if it wasn't computed yet.
+        name: the key of ``RecordNames``, and the name of the block's record; None if it wasn't computed yet.
     """
 
     serial: int
@@ -46,7 +46,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
     users: int = 0
     detached: bool = False
-    name: bytes | None = None
+    name: tuple[bytes, bytes] | None = None
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
 from .candidate import Candidate
-from .disk_tier import DiskTier, Found
 from .held_blocks import HeldBlocks
 from .kinds.base import numbers_found_as
 from .prefix_index import Items, Match, Node, PrefixIndex
+from .tier import Found, Tier
 
 LEAST_COPIED = 4
 """The fewest tokens of a partly used block for which it is copied. Fewer are computed again, which is faster."""
@@ -34,7 +34,7 @@ class PrefixUse:
         reused: tokens of the prefixes that were found.
         copied_blocks: blocks of all groups that were copied because a prefix ended within them.
         snapshots: states of recurrent layers that steps stored for later requests.
-        from_disk: tokens of ``reused`` that were read from a disk.
+        from_disk, from_host: tokens of ``reused`` that were read from a disk, and from copies in main memory.
     """
 
     requests: int = 0
@@ -44,6 +44,7 @@ class PrefixUse:
     copied_blocks: int = 0
     snapshots: int = 0
     from_disk: int = 0
+    from_host: int = 0
 
 
 class Prefixes:
@@ -55,12 +56,12 @@ class Prefixes:
     Attributes:
         finds: True if prefixes can be found.
         index: the tree of blocks by their tokens; None if blocks aren't found by tokens.
-        on_disk: True if blocks may be kept on a disk.
+        tiered: True if evicted blocks may be kept in a tier.
         use: the counts so far.
     """
 
     finds = False
-    on_disk = False
+    tiered = False
 
     def __init__(self, held: HeldBlocks) -> None:
         self.held = held
@@ -96,13 +97,13 @@ class Prefixes:
         ``partly``: True if a partly filled last block can be found too.
         """
 
-    def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
+    def evicted(self, group: int, block: int, tier: Tier | None) -> None:
         """Removes an evicted block from those that can be found: it is about to get other tokens.
 
         Args:
             group: the number of the cache group.
             block: the block.
-            disk: the tier that may keep the block's contents; None for none.
+            tier: the tier that may keep the block's contents; None for none.
         """
 
     def discard(self, group: int, block: int) -> None:
@@ -147,7 +148,7 @@ class _Place:
 
 
 class IndexedPrefixes(Prefixes):
-    """Finds blocks by their tokens: blocks of running requests, of ended requests, and on a disk.
+    """Finds blocks by their tokens: blocks of running requests, of ended requests, and in a tier.
 
     A request begins with the blocks of the longest known prefix, exact to the token: whole blocks are shared, and a
     block that is used in part is copied. Computed tokens can be found as soon as their step is over, and after the
@@ -163,7 +164,7 @@ class IndexedPrefixes(Prefixes):
     """
 
     finds = True
-    on_disk = True
+    tiered = True
 
     def __init__(self, held: HeldBlocks, block_size: int) -> None:
         super().__init__(held)
@@ -185,13 +186,13 @@ class IndexedPrefixes(Prefixes):
         index, held, size = self.index, self.held, self.index.block_size
         if not request.wants_prompt:  # whose every row is computed
             match = index.find(request.namespace, request.items, len(request.items) - 1)
-        ends = self._ends(match, request.items[:-1], candidate.disk)
+        ends = self._ends(match, request.items[:-1], candidate.tier)
         if not request.wants_prompt and self._waits(candidate, next(iter(ends))):
             return False
         # A copy pins its whole source, which may be the only block left. Where that can't be, fewer tokens are reused:
         # whole blocks, then none.
         for tokens, states in ends.items():
-            if self._with_states and not states:  # a part of a block is read from the disk
+            if self._with_states and not states:  # a part of a block is read from the tier
                 tokens -= tokens % size
             sources = self._begin_with(request, match, tokens, states)
             copied = _pins(held, sources)
@@ -213,11 +214,11 @@ class IndexedPrefixes(Prefixes):
             place.wanted = self._wanted(request, match.tokens)
         try:
             if not self._read(candidate, place):
-                on_disk = tokens > 0 and self._with_states and not states
-                if on_disk and not self._read_states(request, place, candidate.disk):
+                stored = tokens > 0 and self._with_states and not states
+                if stored and not self._read_states(request, place, candidate.tier):
                     self.leave(request, partly=False)
                     held.take_all(request)
-                    return self.begin(replace(candidate, disk=None))
+                    return self.begin(replace(candidate, tier=None))
                 self._copy(request, sources)
         finally:
             held.unpin(copied)
@@ -272,10 +273,10 @@ class IndexedPrefixes(Prefixes):
         place.node.users -= 1
         self.index.prune(place.node)
 
-    def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
-        """Implements ``Prefixes``. The block's node is written to the disk first, if there is one."""
-        if disk is not None:
-            disk.leaving(self.index.node(group, block))
+    def evicted(self, group: int, block: int, tier: Tier | None) -> None:
+        """Implements ``Prefixes``. The block's node goes to the tier first, if there is one."""
+        if tier is not None:
+            tier.leaving(self.index.node(group, block))
         self.index.forget(group, block)
 
     def discard(self, group: int, block: int) -> None:
@@ -360,16 +361,16 @@ class IndexedPrefixes(Prefixes):
                 self._pools[i].release(blocks[i])
             self.held.changes += 1
 
-    def _ends(self, match: Match, items: Sequence[Item], disk: DiskTier | None) -> dict[int, Sequence[int]]:
+    def _ends(self, match: Match, items: Sequence[Item], tier: Tier | None) -> dict[int, Sequence[int]]:
         """Returns the prefix lengths, in tokens, at which a request may begin, the best first and 0 last.
 
         Each length has the blocks of its snapshot, one per group. They are () without recurrent layers, or if the
-        snapshot is on a disk.
+        snapshot is in the tier.
 
         Args:
             match: the known beginning of the request's items.
             items: the request's items.
-            disk: the tier that may have snapshots; None for none.
+            tier: the tier that may have snapshots; None for none.
         """
         size = self.index.block_size
         if not self._with_states:
@@ -381,15 +382,15 @@ class IndexedPrefixes(Prefixes):
                 if tokens % size == 0:
                     break
         ends |= {0: ()}
-        if disk is None:
+        if tier is None:
             return ends
         best = next(iter(ends))
         for end in range(match.tokens // size * size, max(best - size, 0), -size):
             if self._usable(replace(match, tokens=end), 1) < end:
                 continue
             node = match.nodes[end // size - 1]
-            stored = end + disk.part(node, items[end : end + size - 1])
-            if stored > best and (stored > end or disk.holds(node)):
+            stored = end + tier.part(node, items[end : end + size - 1])
+            if stored > best and (stored > end or tier.holds(node)):
                 return {stored: ()} | ends
         return ends
 
@@ -491,20 +492,21 @@ class IndexedPrefixes(Prefixes):
                 blocks[i] = NO_BLOCK
 
     def _read(self, candidate: Candidate, place: _Place) -> bool:
-        """Reads a request's next blocks from a disk, up to the first invalid record. Returns True if it has read any.
+        """Reads a request's next blocks from a tier, up to the first invalid record. Returns True if it has read any.
 
         The request's last token isn't read: it is always computed.
         """
-        request, disk = candidate.request, candidate.disk
-        if disk is None or request.wants_prompt:
+        request, tier = candidate.request, candidate.tier
+        if tier is None or request.wants_prompt:
             return False
         size, first = self.index.block_size, place.blocks
         items, before = request.items[first * size : len(request.items) - 1], len(request.items)
         most = request.computed - first * size  # tokens of a block that another request has computed
-        while most < (stored := disk.find(place.node, items, size)).tokens < before:
+        while most < (stored := tier.find(place.node, items, size)).tokens < before:
             if not self._room_for_read(candidate, first, first * size + stored.tokens):
                 return False
-            if self._read_blocks(request, first, stored, disk):
+            in_memory = tier.tokens_in_memory(stored)
+            if self._read_blocks(request, first, stored, tier):
                 break
             before = stored.tokens  # what can't be read isn't found again
         else:
@@ -515,16 +517,16 @@ class IndexedPrefixes(Prefixes):
         node.users += 1
         place.node.users -= 1
         place.node = node
-        disk.used(stored.names)
+        tier.used(stored.names)
         request.computed = place.computed = place.state_at = first * size + stored.tokens  # no copy is pending
         self.held.set_capacity(request, 0)
-        self.use.from_disk += stored.tokens
+        self._count_read(stored.tokens, in_memory)
         for kind in self._kinds:
             kind.after_read(request, first)
         return True
 
     def _room_for_read(self, candidate: Candidate, first: int, end: int) -> bool:
-        """Returns True if there are blocks to read the tokens up to ``end`` from a disk, and for the step after that.
+        """Returns True if there are blocks to read the tokens up to ``end`` from a tier, and for the step after that.
 
         With a sliding window, reading may need more blocks for a while than computing: blocks before the window are
         released only after the read.
@@ -546,28 +548,31 @@ class IndexedPrefixes(Prefixes):
                 return False
         return True
 
-    def _read_states(self, request: Request, place: _Place, disk: DiskTier | None) -> bool:
-        """Reads the states at the end of a request's prefix from a disk; returns False if their record is invalid."""
+    def _read_states(self, request: Request, place: _Place, tier: Tier | None) -> bool:
+        """Reads the states at the end of a request's prefix from a tier; returns False if their record is invalid."""
         blocks = [NO_BLOCK] * len(self._kinds)
         for i in self._with_states:
             name = self._kinds[i].name
             blocks[i] = self.held.allocate(request, name)
             request.tables.extend(name, [blocks[i]])
             self.held.not_cleared(name, blocks[i])
-        if disk is None or not disk.read_states(place.node, blocks):
+        if tier is None:
             return False
-        self.use.from_disk += request.computed
+        in_memory = request.computed * tier.states_in_memory(place.node)
+        if not tier.read_states(place.node, blocks):
+            return False
+        self._count_read(request.computed, in_memory)
         place.computed = place.state_at = request.computed  # no copy is pending
         return True
 
-    def _read_blocks(self, request: Request, first: int, stored: Found, disk: DiskTier) -> bool:
-        """Reads blocks from a disk into blocks of a request, and states at their end.
+    def _read_blocks(self, request: Request, first: int, stored: Found, tier: Tier) -> bool:
+        """Reads blocks from a tier into blocks of a request, and states at their end.
 
         Args:
             request: the request, which has its first ``first`` blocks of tokens.
             first: the number of the first block to read.
             stored: the blocks that are read.
-            disk: the disk.
+            tier: the tier.
 
         Returns:
             False if a record is invalid. The request then has the same blocks as before.
@@ -583,10 +588,15 @@ class IndexedPrefixes(Prefixes):
                 if seen or not states:
                     request.tables.extend(kind.name, blocks[-1:])
                 self.held.not_cleared(kind.name, blocks[-1])
-            if not disk.read(name, request.items[at * size : min((at + 1) * size, end)], blocks):
+            if not tier.read(name, request.items[at * size : min((at + 1) * size, end)], blocks):
                 self.held.cut(request, {kind.name: 0 if kind.fixed else first for kind in self._kinds})
                 return False
         return True
+
+    def _count_read(self, tokens: int, in_memory: int) -> None:
+        """Counts tokens that were read from a tier, ``in_memory`` of them from main memory."""
+        self.use.from_host += in_memory
+        self.use.from_disk += tokens - in_memory
 
     def _drop(self, group: int, block: int) -> None:
         self._pools[group].drop(block)

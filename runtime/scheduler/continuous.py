@@ -65,8 +65,8 @@ class ContinuousScheduler:
        don't fit together. So all its sequences compute their tokens, and the search goes on.
     4. Preemption takes no token from a request, and each has a limit of tokens. So step 2 comes to an end.
 
-    Policy, step times, drafts and disk are helpers: if one of them raises, its declared fallback replaces its result
-    (``helpers``).
+    Policy, step times, drafts and the tier of prefixes are helpers: if one of them raises, its declared fallback
+    replaces its result (``helpers``).
 
     Args:
         config: limits of a step.
@@ -100,7 +100,7 @@ class ContinuousScheduler:
             caps,
             step_tokens=min(config.prefill_tokens, config.prefill_chunk or config.prefill_tokens, caps.max_tokens),
             prefix_cache=config.prefix_cache,
-            guard=partial(self._helper, "disk tier"),
+            guard=partial(self._helper, "prefix tier"),
         )
         self.times = self._helper("step times", StepTimes(caps.row_seconds))
         self.policy = self._helper("policy", self._policy())
@@ -361,13 +361,13 @@ class ContinuousScheduler:
             self.queues.step_over(chunk.request for chunk in batch.chunks)
 
     def _observe_step(self, batch: Batch, runs: int = 1) -> None:
-        """Passes the time of a step to the disk tier, the drafts and the policy. ``runs``: how often the step ran."""
+        """Passes the time of a step to the tier, the drafts and the policy. ``runs``: how often the step ran."""
         tokens, now = len(batch.step.ids), self._clock()
         # A step that follows another one begins when that one ends.
         seconds = now - (max(batch.began, self._last_commit) if self.caps.chains else batch.began)
         self._last_commit = now
-        if self.cache.disk is not None:
-            self.cache.disk.computed(tokens * runs, seconds)
+        if self.cache.tier is not None:
+            self.cache.tier.computed(tokens * runs, seconds)
         if batch.alone:
             self.drafts.after_step(batch, (now - batch.scheduled) / runs)
         for _ in range(runs):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from enginewright.runtime.requests.proposers import NOTHING, Proposal
 from enginewright.runtime.requests.request import Generation, Request
 
-from ..kv_cache.disk_tier import Found
+from ..kv_cache.tier import Found
 from ..shared.counters import Counters
 from ..shared.helpers import Fallbacks, guarded
 from .step_times import LEAST_SECONDS
@@ -92,8 +92,8 @@ HELPERS: Mapping[str, Fallbacks] = {
     },
     # The draft of a guided answer is dropped (``requests.structured``).
     "masks of drafts": {},
-    # Nothing is on the disk, and nothing comes onto it.
-    "disk tier": {
+    # Nothing is in the tier, and nothing comes into it.
+    "prefix tier": {
         "computed": _nothing,
         "leaving": _nothing,
         "find": lambda parent, tokens, size: Found([], 0),
@@ -102,7 +102,8 @@ HELPERS: Mapping[str, Fallbacks] = {
         "part": lambda node, items: 0,
         "read_states": lambda node, blocks: False,
         "used": _nothing,
-        "describe": lambda: {"problem": "it can't say how it is doing"},
+        "spill": _nothing,
+        "describe": lambda: {"disk": {"problem": "it can't say how it is doing"}},
     },
     # The request whose listener fails is aborted (``engine.engine_loop``).
     "listener": {},

@@ -294,7 +294,7 @@ def obeys_the_law(
         engine = Engine(together, config, proposers)
         prefixes = engine.scheduler.cache
         if disk:
-            prefixes.disk = open_tier(together, prefixes, folder / "kept")
+            prefixes.tier = open_tier(together, prefixes, folder / "kept")
         spoiled = folder if offloaded else None
         for request in in_company(engine, rng, count // (1 + disk), beginnings, seen, spoiled):
             expected = alone(single, again(request))
@@ -310,10 +310,10 @@ def obeys_the_law(
                 drafted, accepted = drafts.by_source["model"]
                 seen["drafted"], seen["wrong"] = seen["drafted"] + drafted, seen["wrong"] + drafted - accepted
         seen["evictions"] += sum(pool.evictions for pool in engine.pools.values())
-        if prefixes.disk is not None:
-            prefixes.save_all(prefixes.disk)
-            assert prefixes.disk.store.problem is None
-            prefixes.disk.store.close()
+        if prefixes.tier is not None:
+            prefixes.save_all(prefixes.tier)
+            assert prefixes.tier.describe()["disk"]["problem"] is None
+            prefixes.tier.close()
         together.close()
     single.close()
     return seen
@@ -361,8 +361,8 @@ def in_company(
             seen["overlapped"] += bool(advanced) and engine.steps_in_flight > 0
         for request in [request for request in running if request.finished]:
             running.remove(request)
-            if (tier := engine.scheduler.cache.disk) is not None:
-                tier.store.flush()  # on a busy machine nobody would find what is still to be written
+            if (tier := engine.scheduler.cache.tier) is not None:
+                tier.flush()  # on a busy machine nobody would find what is still to be written
             seen[request.finish_reason or ""] += 1
             if request.finish_reason == "abort":
                 continue

@@ -22,6 +22,7 @@ from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, ModelInfo, StepInput, StepOutput
 from enginewright.runtime.shared.lowered_program import LoweredProgram, WeightUse
 from enginewright.runtime.text.tokenizer import Tokenizer
+from tests.host_copies import CopiesInMemory
 from tests.several_runs import run_several
 
 VOCAB = 260  # 256 bytes and the special tokens below
@@ -33,7 +34,7 @@ TEMPLATE = (
 )
 
 
-class ToyExecutor:
+class ToyExecutor(CopiesInMemory):
     """The next token is a checksum of all tokens in the cache up to the row, as found through the block table.
 
     ``script`` replaces the checksum: text that the model says, from the first new token of a request on.

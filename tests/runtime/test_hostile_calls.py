@@ -163,6 +163,7 @@ LIKELY: dict[str, tuple[Any, ...]] = {
     "max_waiting": (0, 1, 10**400, LyingInt(-1)),
     "prefix_folder_days": (float("nan"), -1, 0, float("inf"), 10**400, 1e-320, 5, LyingFloat("nan")),
     "prefix_folder_size": (0, 1, "1KiB", "9" * 400, 10**5000, -1, LyingInt(10**30)),
+    "prefix_memory": (0, 1, "1KiB", "9" * 400, 10**5000, -1, LyingInt(10**30), None),
     "offload_size": (0, 1, "1KiB", "9" * 400, 10**5000, -1, LyingInt(10**30)),
     "memory": ("9" * 400, 10**5000, "1MiB", "64KiB", 1, 0, LyingInt(1 << 20), 2**62, 2**63),
     "context": (0, 8, 64, 10**5000, LyingInt(64), -1),
@@ -195,6 +196,7 @@ TALK = [{"role": "user", "content": "hi"}]
 OPTIONS = (
     *("target", "threads", "isa", "provider", "context", "memory", "max_requests", "prefill_chunk", "buckets"),
     *("prefix_cache", "speculate", "scheduling", "prefix_folder", "prefix_folder_size", "prefix_folder_days"),
+    "prefix_memory",
     *("offload_folder", "offload_size", "verify", "load", "path"),
 )
 SCHEDULING = ("classes", "shares", "fair", "refuse", "max_waiting", "patience", "offline", "plan")

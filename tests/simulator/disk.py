@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from enginewright.runtime.kv_cache.block_store import Payload, StoreUse
-from enginewright.runtime.requests.block_keys import Item, Namespace, to_bytes
+from enginewright.runtime.kv_cache.record_names import RecordNames
+from enginewright.runtime.requests.block_keys import Item, Namespace
 
 from .model import mix
 
@@ -22,7 +22,7 @@ class Folder:
         self.records: OrderedDict[bytes, Record] = OrderedDict()
 
 
-class SimulatedStore:
+class SimulatedStore(RecordNames):
     """A ``kv_cache.block_store.BlockStore`` in memory, for a ``DiskTier``.
 
     Args:
@@ -43,6 +43,7 @@ class SimulatedStore:
         took: Callable[[float, int], None] = lambda seconds, tokens: None,
         most: int = 64,
     ) -> None:
+        super().__init__(b"", b"")
         self.folder = folder
         self.use = StoreUse()
         self.problem: str | None = None
@@ -51,22 +52,6 @@ class SimulatedStore:
         self._seed, self._fails, self._seconds, self._took, self._most = seed, fails, seconds, took, most
         self._calls = 0
         self._waiting: deque[tuple[bytes, Record]] = deque()
-
-    def root(self, namespace: Namespace) -> bytes:
-        """Hashes the namespace."""
-        return hashlib.blake2b("\0".join(("root", *namespace)).encode(), digest_size=16).digest()
-
-    def child(self, parent: bytes, items: Sequence[Item]) -> bytes:
-        """Hashes the parent's name and the block's items."""
-        return hashlib.blake2b(b"".join([parent, *to_bytes(items)]), digest_size=16).digest()
-
-    def states(self, name: bytes) -> bytes:
-        """Hashes the name of a block, for the states at its end."""
-        return hashlib.blake2b(b"states" + name, digest_size=16).digest()
-
-    def parts(self, parent: bytes, items: Sequence[Item]) -> list[bytes]:
-        """Hashes the parent's name and each beginning of the items."""
-        return [self.states(self.child(parent, items[: i + 1])) for i in range(len(items))]
 
     def has(self, name: bytes) -> bool:
         """Returns True if a record was written; some waiting writes are done first."""

@@ -27,6 +27,7 @@ from enginewright.runtime.shared.contracts import (
 )
 from enginewright.runtime.shared.errors import EnginewrightError, OffloadError
 from enginewright.runtime.shared.step_schema import IDS, layers_of
+from tests.host_copies import CopiesInMemory
 from tests.several_runs import run_several
 
 from .model import (
@@ -102,7 +103,7 @@ class Submitted:
         return self.output
 
 
-class SimulatedExecutor:
+class SimulatedExecutor(CopiesInMemory):
     """An ``executors.base.Executor`` that computes a made-up model; the module describes it.
 
     Its blocks can be read and written, as ``BlockMemory`` defines it.

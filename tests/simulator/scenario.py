@@ -84,6 +84,7 @@ class Setup:
         draft: the draft model: "" for none; "right", "mixed" or "wrong".
         scheduling: see ``SCHEDULING``.
         disk: whether there is a ``prefix_folder``.
+        host: memory for copies of evicted blocks, as a share of the pools; 0 for none.
         disk_fails, disk_seconds: of 16 reads or writes how many fail; and what a read takes.
         habit: see ``Model``.
         late, late_masks: of 16 steps or masks, how many are computed as late as possible.
@@ -119,6 +120,7 @@ class Setup:
     late_masks: int = 8
     seconds: tuple[float, float, float, float] = (3e-3, 5e-4, 4e-4, 1e-6)
     noise: float = 0.05
+    host: float = 0.0
 
     @property
     def all_windows(self) -> tuple[int, ...]:
@@ -268,7 +270,8 @@ class _Maker:
         faults = self._faults(setup, at)
         troubles = self._troubles() if self.profile == "helpers" else ()
         setup = self._with_chains(setup)
-        setup, asks = self._with_runs(self._with_states(setup, max(ask.beams for ask in asks)), asks)
+        setup = self._with_host(self._with_states(setup, max(ask.beams for ask in asks)))
+        setup, asks = self._with_runs(setup, asks)
         return Scenario(setup, tuple(asks), faults, troubles, self.profile)
 
     # Setups
@@ -415,6 +418,13 @@ class _Maker:
         if not setup.prefix_cache or rng.random() < 0.5:
             return setup
         return replace(setup, disk=True, disk_fails=rng.choice((0, 0, 0, 2)), disk_seconds=rng.choice((1e-6, 1e-4)))
+
+    def _with_host(self, setup: Setup) -> Setup:
+        """Gives some executors main memory for copies of blocks. It draws by itself, as above."""
+        rng = random.Random(self.seed ^ 0x4057)
+        if setup.layout != "shared" or not setup.prefix_cache or self.profile == "offload" or rng.random() < 0.7:
+            return setup
+        return replace(setup, host=rng.choice((0.3, 1.0, 3.0)))
 
     def _with_runs(self, setup: Setup, asks: list[Ask]) -> tuple[Setup, list[Ask]]:
         """Has the steps of some executors run several times, and few of their asks want log-probabilities, which keep

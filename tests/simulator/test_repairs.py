@@ -99,13 +99,13 @@ def folder_of_a_call_as_the_engine_s(patch: pytest.MonkeyPatch) -> None:
     """The folder of ``load_prefix`` is the engine's tier while blocks are evicted."""
 
     def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
-        before, cache.disk = cache.disk, disk
+        before, cache.tier = cache.tier, disk
         try:
             if not cache.begin(Candidate(request)):
                 return 0
             return request.computed
         finally:
-            cache.disk = before
+            cache.tier = before
             cache.release(request)
 
     assert world.load_prefix is prefixes.load_prefix

@@ -79,7 +79,7 @@ def test_seeds_meet_everything() -> None:
     subjects += [f"kind {name}" for name in ("generate", "score", "hidden", "save")]
     subjects += ["fault error", "fault dies", "fault lost", "fault full", "restarts", "not finite", "refused", "aborts"]
     subjects += ["preemptions", "evictions", "prefix tokens", "copied blocks", "tokens from disk", "loads", "saves"]
-    subjects += ["states that go on", "parts from disk", "runs again"]
+    subjects += ["states that go on", "parts from disk", "runs again", "tokens from main memory"]
     subjects += ["placed", "ended in flight", "preemptions of chains", "prefix tokens of chains"]
     subjects += ["drafted", "accepted", "beams", "guided", "guided beams", "samples", "overlapped", "finished"]
     assert [name for name in subjects if not counts[name]] == []

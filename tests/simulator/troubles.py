@@ -45,10 +45,10 @@ HELPERS = {
     "draft_model.propose": Helper(_draft_model, "propose"),
     "draft_model.behind": Helper(_draft_model, "behind"),
     "draft_model.release": Helper(_draft_model, "release"),
-    "disk.computed": Helper(lambda engine: engine.scheduler.cache.disk, "computed"),
-    "disk.find": Helper(lambda engine: engine.scheduler.cache.disk, "find", ends=True),
-    "disk.read": Helper(lambda engine: engine.scheduler.cache.disk, "read", ends=True),
-    "disk.leaving": Helper(lambda engine: engine.scheduler.cache.disk, "leaving", ends=True),
+    "disk.computed": Helper(lambda engine: engine.scheduler.cache.tier, "computed"),
+    "disk.find": Helper(lambda engine: engine.scheduler.cache.tier, "find", ends=True),
+    "disk.read": Helper(lambda engine: engine.scheduler.cache.tier, "read", ends=True),
+    "disk.leaving": Helper(lambda engine: engine.scheduler.cache.tier, "leaving", ends=True),
 }
 
 

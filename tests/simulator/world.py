@@ -25,7 +25,7 @@ from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.engine_loop import EngineLoop
-from enginewright.runtime.engine.prefixes import load_prefix, save_prefix
+from enginewright.runtime.engine.prefixes import load_prefix, open_host_tier, save_prefix
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.static_shapes import StaticShapes, padding_blocks
 from enginewright.runtime.kv_cache.disk_tier import DiskTier
@@ -216,8 +216,14 @@ class World:
         proposers = (ForcedTokens(), OwnText(), PastAnswers(), *models)
         self.engine = Engine(outer, config, proposers, self.clock)
         self.cache = self.engine.scheduler.cache
-        if setup.disk and self.cache.prefixes.on_disk:
-            self.cache.disk = self._disk(self.prefix_folder, setup.seed + 5)
+        disk = None
+        if setup.disk and self.cache.prefixes.tiered:
+            disk = self._disk(self.prefix_folder, setup.seed + 5)
+        self.cache.tier = disk
+        if setup.host and self.cache.prefixes.tiered:
+            least = sum(self.executor.copy_bytes(name) for name in self.executor.blocks)
+            pools = sum(self.executor.copy_bytes(name) * blocks for name, blocks in self.executor.blocks.items())
+            self.cache.tier = open_host_tier(self.executor, self.cache, least + int(pools * setup.host), disk)
         self.loop = _Loop(self.engine)
         plant(self.engine, scenario.troubles, self.raised)
 
@@ -424,17 +430,17 @@ class World:
             before = set(folder.records)
             disk = self._disk(folder, self.setup.seed + self.tick)
             count = load_prefix(self.cache, self._of_prefix(ask), disk)
-            disk.store.close()
+            disk.close()
             self.counts["loads"] += count > 0
             if not set(folder.records) <= before:
                 self._fail("load_prefix wrote to its folder")
 
-        if self.cache.prefixes.on_disk:
+        if self.cache.prefixes.tiered:
             self.loop._post(load)
         return []
 
     def _save(self, ask: Ask) -> list[_Client]:
-        if not self.cache.prefixes.on_disk:
+        if not self.cache.prefixes.tiered:
             return []
         client = _Client(ask, self._of_prefix(ask))
         client.then = lambda: self.loop._post(partial(self._write, ask))
@@ -445,7 +451,7 @@ class World:
         before = set(folder.records)
         disk = self._disk(folder, self.setup.seed + self.tick)
         self.counts["saves"] += save_prefix(self.cache, self._of_prefix(ask), disk) > 0
-        disk.store.close()
+        disk.close()
         blocks = {ask.prompt[at : at + size] for at in range(0, len(ask.prompt), size)}
         for name, (namespace, tokens, _) in folder.records.items():
             begins = any(block[: len(tokens)] == tokens for block in blocks)
@@ -459,7 +465,7 @@ class World:
     def _forget(self, ask: Ask) -> None:
         self.engine.scheduler.forget(ask.tenant or None)
         left = [of for of, _, _ in self.prefix_folder.records.values() if not ask.tenant or of.tenant == ask.tenant]
-        if self.cache.disk is not None and left:
+        if self.cache.tier is not None and left:
             self._fail("delete_prefixes left a record")
 
     # What must hold
@@ -580,6 +586,7 @@ class World:
             counts["prefix tokens of chains"] += use.reused
         counts["copied blocks"] += use.copied_blocks
         counts["tokens from disk"] += use.from_disk
+        counts["tokens from main memory"] += use.from_host
 
     def _count(self) -> None:
         self._count_engine()

@@ -10,6 +10,8 @@ from pathlib import Path
 from traceback import clear_frames
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from enginewright.runtime.bundle.manifest import target_folder
@@ -37,6 +39,7 @@ from ...steps.packed_steps import StepLimits
 from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
 from .exchange import Exchange
+from .host_copies import Event, Lane, PinnedCopies
 from .kernels import CarriedLauncher
 from .ops import Launcher
 from .program import CudaProgram, Place, step_memory, weight_tensor
@@ -60,6 +63,8 @@ class Part:
 
 class CudaExecutor:
     """The executor of the cuda target. A step runs when it is submitted; its result waits for the sampled ids.
+
+    It implements ``kv_cache.host_tier.HostCopies``.
 
     Args:
         bundle: a bundle with a ready target ``target``.
@@ -92,6 +97,7 @@ class CudaExecutor:
         self._bundle, self._target, self._closed, self._exact = bundle, target, False, section.exact
         chains = part is None  # a rank would have to know the tokens that another one draws
         self._place = place_of(section, 0 if part is None else part.gpu)
+        self._copies: PinnedCopies | None = None
         self._health = GpuHealth(lambda: self._place.probe())
         kernels = bundle.path / target_folder(target) / KERNELS_FOLDER
         limits, exchange = limits_of(section, self.cache_groups, context), None if part is None else part.exchange
@@ -176,10 +182,47 @@ class CudaExecutor:
             **{name: round(self._steps.late[name]) for name in ("late_binds", "late_graphs", "late_ms", "late_memory")},
         }
 
+    def copy_bytes(self, group: str) -> int:
+        return self._steps.program.block_bytes(group)
+
+    def open_copies(self, counts: Mapping[str, int]) -> None:
+        program, sizes = self._steps.program, {name: self.copy_bytes(name) for name in counts}
+        try:
+            with self._running():
+                pinned = {
+                    name: torch.from_numpy(self._place.pinned(count * sizes[name])).view(count, sizes[name])
+                    for name, count in counts.items()
+                }
+                self._copies = PinnedCopies(program, pinned, *self._place.lanes())
+        except (CapacityError, torch.OutOfMemoryError) as e:
+            total = sum(count * sizes[name] for name, count in counts.items())
+            raise CapacityError(
+                f"prefix_memory: {format_bytes(total)} of main memory can't be pinned: {e}",
+                hint="Pass a smaller prefix_memory.",
+            ) from e
+
+    def save_copy(self, group: str, block: int, slot: int) -> None:
+        with self._running():
+            self._opened_copies.save(group, block, slot)
+
+    def load_copy(self, group: str, slot: int, block: int) -> None:
+        with self._running():
+            self._opened_copies.load(group, slot, block)
+
+    def read_copy(self, group: str, slot: int) -> Payload:
+        with self._running():
+            return self._opened_copies.read(group, slot)
+
+    @property
+    def _opened_copies(self) -> PinnedCopies:
+        assert self._copies is not None
+        return self._copies
+
     def close(self) -> None:
         """Frees the executor's memory on the GPU; a second call does nothing."""
         if not self._closed:
             self._closed = True
+            self._copies = None
             with suppress(RuntimeError, EnginewrightError) if self.lost else nullcontext():
                 with self._place.entered():
                     self._steps.close()
@@ -200,11 +243,47 @@ class ExactCudaExecutor(CudaExecutor):
 
     def read_block(self, group: str, block: int) -> Payload:
         with self._running():
-            return self._steps.program.read_block(group, block).cpu().numpy()
+            payload = torch.empty(self.copy_bytes(group), dtype=torch.uint8, device=self.device)
+            self._steps.program.read_block(group, block, payload)
+            return payload.cpu().numpy()
 
     def write_block(self, group: str, block: int, payload: Payload) -> None:
         with self._running():
             self._steps.program.write_block(group, block, torch.from_numpy(payload))
+
+
+class _AtOnce:
+    """A ``Lane`` whose work is done when it is queued, and which is its own event."""
+
+    def run(self, work: Callable[[], object]) -> None:
+        work()
+
+    def record(self) -> Event:
+        return self
+
+    def wait(self, event: Event) -> None:
+        """Does nothing: the work is done."""
+
+    def synchronize(self) -> None:
+        """Does nothing: the work is done."""
+
+
+@dataclass(frozen=True)
+class _StreamLane:
+    """A CUDA stream as a ``Lane``."""
+
+    stream: torch.cuda.Stream
+
+    def run(self, work: Callable[[], object]) -> None:
+        with torch.cuda.stream(self.stream):
+            work()
+
+    def record(self) -> Event:
+        event: Event = self.stream.record_event()
+        return event
+
+    def wait(self, event: Any) -> None:
+        self.stream.wait_event(event)
 
 
 class _Interpreted:
@@ -228,6 +307,14 @@ class _Interpreted:
 
     def launcher(self, folder: object, section: object) -> Launcher:
         return JitLauncher()
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Returns memory; nothing has to be pinned."""
+        return np.empty(nbytes, np.uint8)
+
+    def lanes(self) -> tuple[Lane, Lane]:
+        """Returns two lanes whose work is done at once."""
+        return _AtOnce(), _AtOnce()
 
     def missing(self, folder: object) -> tuple[SamplingKernel, ...]:
         """Returns (): kernels of this version are interpreted, so none is missing."""
@@ -268,6 +355,7 @@ class _OnGpu:
         self._opened = idle.pop() if idle else load_cuda().open(found)
         self._opened.enter()
         self._stream = torch.cuda.ExternalStream(self._opened.stream, device=self.device)
+        self._copying: torch.cuda.Stream | None = None
         self._pool = torch.cuda.graph_pool_handle()
 
     def entered(self) -> AbstractContextManager[None]:
@@ -280,10 +368,21 @@ class _OnGpu:
 
     def close(self) -> None:
         """Frees torch's cached memory and the kernels. The stream is kept for the next executor."""
+        if self._copying is not None:  # pinned memory is freed
+            self._copying.synchronize()
         with torch.cuda.device(self.device):
             torch.cuda.empty_cache()
             self._opened.empty()
         _idle.setdefault(self._opened.gpu.index, []).append(self._opened)
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Allocates pinned memory, which is freed when the place is closed."""
+        return self._opened.pinned(nbytes)
+
+    def lanes(self) -> tuple[Lane, Lane]:
+        """Returns the stream of all work, and another stream for copies."""
+        self._copying = self._copying or torch.cuda.Stream(self.device)
+        return _StreamLane(self._stream), _StreamLane(self._copying)
 
     def launcher(self, folder: Any, section: CudaSection) -> Launcher:
         return CarriedLauncher(self._opened, folder, self.gpu.capability)

@@ -257,15 +257,25 @@ class CudaProgram:
             for layers in pool.split(at_once):
                 layers.index_copy_(1, ends, layers.index_select(1, begins))
 
-    def read_block(self, group: str, block: int) -> Tensor:
-        """Returns the bytes of a block in all layers of a cache group, on the device."""
-        return torch.cat([pool[:, block].contiguous().view(torch.uint8).flatten() for pool in self.pools[group]])
+    def block_bytes(self, group: str) -> int:
+        """Returns the bytes of a block in all layers of a cache group."""
+        return sum(pool[:, 0].nbytes for pool in self.pools[group])
+
+    def read_block(self, group: str, block: int, to: Tensor) -> None:
+        """Copies the bytes of a block in all layers of a cache group to ``to``, uint8 on the device."""
+        for memory, part in self._block_parts(group, block, to):
+            part.copy_(memory)
 
     def write_block(self, group: str, block: int, payload: Tensor) -> None:
-        """Fills a block with the bytes of ``read_block``, from the host."""
+        """Fills a block with the bytes of ``read_block``, from the device or the host."""
+        for memory, part in self._block_parts(group, block, payload):
+            memory.copy_(part)
+
+    def _block_parts(self, group: str, block: int, payload: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        """Returns the block in each pool of a group, with its part of ``payload`` in the same type and shape."""
         pools = [pool[:, block] for pool in self.pools[group]]
-        for memory, part in zip(pools, payload.split([memory.nbytes for memory in pools]), strict=True):
-            memory.copy_(part.view(memory.dtype).view(memory.shape))
+        parts = payload.split([memory.nbytes for memory in pools])
+        return [(memory, part.view(memory.dtype).view(memory.shape)) for memory, part in zip(pools, parts, strict=True)]
 
     def _uploaded(self, blocks: Iterable[int]) -> Tensor:
         """Returns numbers of blocks on the device. The host doesn't wait for the copy."""

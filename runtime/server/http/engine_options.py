@@ -21,8 +21,8 @@ from .options import ServerOptions
 
 _OF_ANSWERS = frozenset(
     {
-        *("context", "speculate", "states_memory", "prefix_cache", "prefix_folder", "prefix_folder_size"),
-        *("prefix_folder_days", "offload_folder", "offload_size"),
+        *("context", "speculate", "states_memory", "prefix_cache", "prefix_memory", "prefix_folder"),
+        *("prefix_folder_size", "prefix_folder_days", "offload_folder", "offload_size"),
     }
 )
 """Options of ``LLM`` that only models which generate text have."""
@@ -74,16 +74,17 @@ def model_options(options: ServerOptions) -> dict[str, Any]:
     threads = llm.get("threads") or available_threads() // ranks
     memory = llm.get("memory")
     budget = default_budget() if memory is None else parse_size(memory)
-    return {**llm, "threads": max(1, int(threads) // loaded), "memory": budget // loaded}
+    return {**_divided(llm, loaded), "threads": max(1, int(threads) // loaded), "memory": budget // loaded}
 
 
 def replica_options(options: ServerOptions) -> dict[str, Any]:
-    """Returns the options of each replica; ``threads`` and ``memory`` of ``llm`` are divided by the number of models.
+    """Returns the options of each replica; ``threads`` and memory of ``llm`` are divided by the number of models.
 
     Without ``memory``, a replica gets a share of this machine's memory if Ray is started here; otherwise each machine
     decides. Raises RequestError if ``memory`` isn't a size.
     """
-    llm, models = dict(options.llm), len(options.models)
+    models = len(options.models)
+    llm = _divided(options.llm, models)
     if llm.get("threads"):
         llm["threads"] = max(1, int(llm["threads"]) // models)
     if llm.get("memory") is not None:
@@ -91,6 +92,12 @@ def replica_options(options: ServerOptions) -> dict[str, Any]:
     elif options.ray == "local":
         llm["memory"] = default_budget() // (models * max(options.replicas, options.max_replicas))
     return llm
+
+
+def _divided(llm: Mapping[str, Any], models: int) -> dict[str, Any]:
+    """Returns the options of a model's engine, with its share of ``prefix_memory``."""
+    size = llm.get("prefix_memory")
+    return dict(llm) if size is None else {**llm, "prefix_memory": parse_size(size, "prefix_memory") // models}
 
 
 def begin_engines(options: ServerOptions) -> dict[str, Engine]:

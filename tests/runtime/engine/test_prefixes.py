@@ -195,18 +195,18 @@ def test_what_is_evicted_never_comes_into_the_folder_of_one_prefix(toy: Any, tmp
         engine = toy_engine(toy)
         cache = engine.scheduler.cache
         if of_engine:
-            cache.disk = open_tier(engine.executor, cache, tmp_path / "engine")
+            cache.tier = open_tier(engine.executor, cache, tmp_path / "engine")
         finish(engine, ask([*range(180)], tenant="other"))
         before = engine.pools["g0"].evictions
         with opened_tier(engine.executor, cache, folder) as disk:
             assert load_prefix(cache, ask(prompt, tenant="me"), disk) == 96
             assert engine.pools["g0"].evictions > before
-            disk.store.flush()
+            disk.flush()
         assert sorted(folder.glob("*.kv")) == files and len(files) == 6
-        if cache.disk is not None:
-            cache.disk.store.flush()
+        if cache.tier is not None:
+            cache.tier.flush()
             assert [*(tmp_path / "engine").glob("*.kv")]
-            cache.disk.store.close()
+            cache.tier.close()
         assert engine.pools["g0"].free_blocks == 12
 
 

@@ -230,10 +230,10 @@ def test_what_is_read_from_a_disk_is_not_cleared(toy: Any, tmp_path: Path) -> No
     """Into a block of a request that failed in the step before."""
     engine = engine_of(toy, blocks=4)
     cache = engine.scheduler.cache
-    cache.disk = open_tier(engine.executor, cache, tmp_path / "kept")
+    cache.tier = open_tier(engine.executor, cache, tmp_path / "kept")
     run(engine, ask([*range(16), 1]))
     run(engine, *(ask([50 + i, *range(20)]) for i in range(4)))  # evicts it
-    cache.disk.store.flush()
+    cache.tier.flush()
     engine.executor.poison = 77  # type: ignore[attr-defined]
     bad, good = ask([77, *range(30)], 1), ask([*range(16), 2])
     engine.add_request(bad)
@@ -241,7 +241,7 @@ def test_what_is_read_from_a_disk_is_not_cleared(toy: Any, tmp_path: Path) -> No
     run(engine)
     assert bad.finish_reason == "error" and cache.use.from_disk == 16
     assert good.tokens[good.prompt_length :] == alone(toy, (0,), good)
-    cache.disk.store.close()
+    cache.tier.close()
 
 
 def test_a_step_that_fails_leaves_nothing_that_was_not_copied(toy: Any) -> None:
@@ -277,7 +277,7 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
     engine.executor.poison = 777  # type: ignore[attr-defined]
     cache = engine.scheduler.cache
     if seed % 8 >= 4:
-        cache.disk = open_tier(engine.executor, cache, folder / "kept", size=20_000)
+        cache.tier = open_tier(engine.executor, cache, folder / "kept", size=20_000)
     seen: Counter[str] = Counter()
     requests: list[Request] = []
     known: list[list[int]] = [[int(t) for t in rng.integers(0, 5, 40)] for _ in range(3)]
@@ -300,8 +300,8 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
         if engine.has_work():
             engine.step()
         check(engine)
-        if cache.disk is not None and rng.random() < 0.01:
-            cache.disk.store.flush()
+        if cache.tier is not None and rng.random() < 0.01:
+            cache.tier.flush()
             for path in [*(folder / "kept").glob("*.kv")][:3]:
                 path.write_bytes(path.read_bytes()[:-1])
         for request in [request for request in requests if request.finished]:
@@ -314,9 +314,9 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
     engine.executor.steps.clear()  # type: ignore[attr-defined]
     seen["preemptions"], seen["evictions"] = engine.preemptions, sum(p.evictions for p in engine.pools.values())
     seen["copies"], seen["from_disk"] = cache.use.copied_blocks, cache.prefixes.use.from_disk
-    if cache.disk is not None:
-        seen["refused"] = cache.disk.store.use.refused
-        cache.disk.store.close()
+    if cache.tier is not None:
+        seen["refused"] = cache.tier.describe()["disk"]["refused"]
+        cache.tier.close()
     while engine.has_work():
         engine.step()
     check(engine)
@@ -516,7 +516,7 @@ def test_what_takes_a_placeholder_s_place_tells_prefixes_apart(toy: Any) -> None
 def test_adapters_of_a_tenant_find_their_own_prefixes_and_are_forgotten_together(toy: Any, tmp_path: Path) -> None:
     engine = engine_of(toy)
     cache = engine.scheduler.cache
-    cache.disk = open_tier(engine.executor, cache, tmp_path / "kept")
+    cache.tier = open_tier(engine.executor, cache, tmp_path / "kept")
 
     def cached(tenant: str, adapter: str) -> int | None:
         request = ask(list(range(24)), tenant=tenant, adapter=adapter)
@@ -525,9 +525,9 @@ def test_adapters_of_a_tenant_find_their_own_prefixes_and_are_forgotten_together
 
     who = [("a", ""), ("a", "x"), ("a", "y"), ("b", "x")]
     assert [cached(*one) for one in who] == [0, 0, 0, 0]
-    cache.save_all(cache.disk)
-    cache.disk.store.flush()
+    cache.save_all(cache.tier)
+    cache.tier.flush()
     assert [cached(*one) for one in who] == [23, 23, 23, 23]
     assert cache.forget("a") == 9
     assert [cached(*one) for one in who] == [0, 0, 0, 23]
-    cache.disk.store.close()
+    cache.tier.close()

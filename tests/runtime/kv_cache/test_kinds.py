@@ -138,8 +138,8 @@ def run(engine: Engine, *requests: Generation) -> list[list[int]]:
         engine.add_request(request)
     while engine.has_work():
         engine.step()
-        if (disk := engine.scheduler.cache.disk) is not None:
-            disk.store.flush()  # on a busy machine a later step would find nothing
+        if (disk := engine.scheduler.cache.tier) is not None:
+            disk.flush()  # on a busy machine a later step would find nothing
     for name, pool in engine.pools.items():  # the next step makes copies that are pending
         pending = {block for pair in engine.scheduler.cache.copies.get(name, ()) for block in pair}
         assert pool.free_blocks + len(pending) == pool.total_blocks
@@ -227,14 +227,14 @@ def test_states_go_to_a_disk_and_come_back(
     for later in (False, True):
         engine = opened(groups, states=5, prefill_chunk=16)
         cache = engine.scheduler.cache
-        cache.disk = open_tier(engine.executor, cache, tmp_path / "kept")
+        cache.tier = open_tier(engine.executor, cache, tmp_path / "kept")
         for seed in range(3):
             requests = [ask(prompt, 8) for prompt in prompts(seed, 8)]
             assert run(engine, *requests) == [answer(groups, r.tokens[: r.prompt_length], 8) for r in requests]
         counts["later" if later else "from_disk"] = cache.use.from_disk
-        cache.save_all(cache.disk)
-        cache.disk.store.close()
-        assert cache.disk.store.problem is None
+        cache.save_all(cache.tier)
+        cache.tier.close()
+        assert cache.tier.describe()["disk"]["problem"] is None
     assert counts["from_disk"] > 0 and counts["later"] > 100, counts
 
 
@@ -249,7 +249,7 @@ def test_states_that_can_t_be_believed_are_computed_again(
         if again and what == "another version":
             monkeypatch.setattr(engine.executor, "cache_identity", b"other numerics")
         cache = engine.scheduler.cache
-        cache.disk = open_tier(engine.executor, cache, tmp_path / "kept")
+        cache.tier = open_tier(engine.executor, cache, tmp_path / "kept")
         records = sorted((tmp_path / "kept").glob("*.kv"), key=lambda path: path.stat().st_size)
         states = [path for path in records if path.stat().st_size > 4 * LONGEST]
         assert not again or 0 < len(states) < len(records)
@@ -265,9 +265,9 @@ def test_states_that_can_t_be_believed_are_computed_again(
             warnings.simplefilter("ignore", RuntimeWarning)
             assert run(engine, ask(prompt, 8)) == [answer(GROUPS["hybrid"], prompt, 8)]
         assert cache.use.from_disk == 0
-        assert (cache.disk.store.use.refused > 0) == (again and what in ("damaged", "another record"))
-        cache.save_all(cache.disk)
-        cache.disk.store.close()
+        assert (cache.tier.describe()["disk"]["refused"] > 0) == (again and what in ("damaged", "another record"))
+        cache.save_all(cache.tier)
+        cache.tier.close()
 
 
 def test_memory_is_planned_by_kinds() -> None:

@@ -50,7 +50,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "drafts": (Drafts,),
     "proposer": (ForcedTokens, OwnText, PastAnswers),
     "timed proposer": (Guesses,),
-    "disk tier": (DiskTier,),
+    "prefix tier": (DiskTier,),
 }
 CASES = [(kind, method) for kind in CLASSES for method in HELPERS[kind] if method not in ("known", "paused")]
 """All but two plain attributes, which can't raise."""
@@ -74,9 +74,9 @@ def engine(toy: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     proposers = (ForcedTokens(), OwnText(), PastAnswers(), Guesses())
     built = Engine(toy(9, 8, caps=caps), config, proposers, lambda: next(ticks) * 1e-3)
     cache = built.scheduler.cache
-    cache.disk = open_tier(built.executor, cache, tmp_path / "kept")
+    cache.tier = open_tier(built.executor, cache, tmp_path / "kept")
     yield built
-    cache.disk.store.close()
+    cache.tier.close()
     built.executor.close()
 
 
@@ -90,8 +90,8 @@ def answers(engine: Engine) -> list[list[int]]:
             engine.add_request(Generation([99] * 64, SamplingParams(max_tokens=8), options=RequestOptions("f")))
             while engine.has_work():
                 engine.step()
-            assert engine.scheduler.cache.disk is not None
-            engine.scheduler.cache.disk.store.flush()
+            assert engine.scheduler.cache.tier is not None
+            engine.scheduler.cache.tier.flush()
         for i in range(8):
             prompt = [*range(20 if i % 2 else 3), i, i, i]
             params = SamplingParams(max_tokens=12, allowed_token_ids=(7,) if i == 6 else ())
@@ -127,7 +127,13 @@ def test_an_error_costs_its_result_alone(
     assert engine.scheduler.counters.helper_errors.get(kind, 0) == len(calls)
     never = {
         *(("policy", "comes_first"), ("step times", "row_tokens"), ("step times", "prompt_within")),
-        *(("step times", "rows_within"), ("disk tier", "holds"), ("disk tier", "part"), ("disk tier", "read_states")),
+        *(
+            ("step times", "rows_within"),
+            ("prefix tier", "holds"),
+            ("prefix tier", "part"),
+            ("prefix tier", "read_states"),
+        ),
+        ("prefix tier", "spill"),
     }
     assert calls or (kind, method) in never
     plain = toy(64, 8)

@@ -445,6 +445,8 @@ def test_models_have_shares_of_threads_and_memory() -> None:
     options = ServerOptions(models=models, llm={"threads": 1, "memory": "300MiB"}, max_loaded=2)
     assert model_options(options) == {"threads": 1, "memory": 150 << 20}
     assert model_options(ServerOptions(models={"a": "a.bundle"}, llm={"seed": 3})) == {"seed": 3}
+    options = ServerOptions(models=models, llm={"threads": 3, "memory": "3MiB", "prefix_memory": "6MiB"})
+    assert model_options(options) == {"threads": 1, "memory": 1 << 20, "prefix_memory": 2 << 20}
     assert 0 < model_options(ServerOptions(models=models))["memory"] < free_memory() // 4
 
 

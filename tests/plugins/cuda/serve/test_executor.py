@@ -84,6 +84,19 @@ def test_a_gpu_gets_back_what_torch_kept_then_memory_and_kernels(monkeypatch: py
     assert done == ["cache", "memory and kernels"]
 
 
+def test_copies_are_over_before_pinned_memory_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on a stream of their own, for which the driver in front of the process doesn't wait."""
+    done: list[str] = []
+    place = on_gpu(monkeypatch, FakeCuda())()
+    stream = SimpleNamespace(synchronize=lambda: done.append("copies"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(place._opened, "empty", lambda: done.append("memory"))
+    assert len(place.pinned(8)) == 8
+    assert [lane.stream for lane in place.lanes()] == [place._stream, stream]
+    place.close()
+    assert done == ["copies", "memory"]
+
+
 def test_a_stream_outlives_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch records an event on it when pinned memory is freed, which may be at the end of the process."""
     cuda = FakeCuda()
