@@ -270,10 +270,10 @@ def _text(rng: Random, words: int) -> str:
 def read_trace(path: Path) -> tuple[Row, ...]:
     """Reads a trace: lines of JSON objects, or a CSV file with Azure's headings.
 
-    A JSON line has ``at`` (seconds), ``prompt`` (a text, or a number of tokens) or ``messages``, ``max_tokens``,
-    and ``class``, the name of a request class. Or it has
-    Mooncake's names: ``timestamp`` (milliseconds), ``input_length``, ``output_length``, ``hash_ids``.
-    Azure's headings are TIMESTAMP, ContextTokens, GeneratedTokens. Raises RequestError naming the file and the line.
+    The keys of a JSON line are ``at`` (seconds), ``prompt`` (a text, or a number of tokens) or ``messages``,
+    ``max_tokens``, and ``class`` (the name of a `RequestClass`). Mooncake's keys are ``timestamp`` (milliseconds),
+    ``input_length``, ``output_length`` and ``hash_ids``. All keys are optional. Azure's headings are TIMESTAMP,
+    ContextTokens and GeneratedTokens, and none may be missing. Raises RequestError naming the file and the line.
     """
     try:
         text = read_regular(path, most=_MOST_TRACE_BYTES).decode()

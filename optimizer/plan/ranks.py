@@ -263,8 +263,8 @@ def _decode(requests: int, context: int) -> StepSizes:
 
 @dataclass(frozen=True)
 class Collective:
-    """A group of equal collectives in a step: same op, module and sizes. Figures are for the rank that
-    waits longest for the others of its stage.
+    """A group of equal collectives in a step: same op, module and sizes. Figures are for the rank of the stage whose
+    collectives take longest.
 
     Attributes:
         op, where: the name of the op, and the module that it belongs to.

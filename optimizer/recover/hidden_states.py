@@ -81,13 +81,13 @@ class HiddenStates:
             self._program[path] = value[1] if node.target in _ADDED else args[0]
 
     def loss(self) -> torch.Tensor:
-        """Returns the loss of the hidden states: for each norm, the squared errors of its output, summed over tokens
-        and divided by the mean square of the source's output; then the mean over norms.
+        """Returns the loss of the hidden states: for each norm, the squared errors of its input, summed over tokens
+        and divided by the mean square of the source's input; then the mean over norms.
         """
         terms = []
-        for path, output in self._program.items():
+        for path, computed in self._program.items():
             expected = self._source[path].detach()
-            error = (output - expected).square().mean(-1).sum()
+            error = (computed - expected).square().mean(-1).sum()
             terms.append(error / expected.square().mean().clamp(min=torch.finfo(torch.float32).tiny))
         return torch.stack(terms).mean()
 

@@ -23,12 +23,12 @@ Handler = Callable[["_Sinking", Node], "Laid | None"]
 
 
 class SinkViews(Pass):
-    """Removes the batch dimension of 1 from values, and brings them to the order [T, N, D], as far as views can.
+    """Removes the batch dimension of 1 from values, and brings them to the order [T, N, D] where that needs only views.
 
     A captured graph computes on [1, T, H] and on [1, N, T, D]. This pass visits its calls in order. For each value it
     knows a *base* (a node) and the layout of the value's dimensions in it (``Laid``). unsqueeze, squeeze, select of a
     dimension of 1, transpose and permute only change the layout. An op that treats all dimensions alike is called with
-    the bases. For any other op, the value is computed from its base, which is always correct.
+    the bases. Before any other op, its inputs are brought back from their bases to their own layouts by views.
 
     ``matched`` counts the removed views.
     """

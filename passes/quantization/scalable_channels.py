@@ -137,7 +137,9 @@ def channels_read_by(program: Program, linears: list[Node], *, again: bool = Fal
 
 
 def keeps_integers(program: Program, linear: Node) -> bool:
-    """Returns True if a linear's weight already has integers of its format. Scaled channels would round them again."""
+    """Returns True if a linear's weight already has integers of its format. Scaling its channels would round the weight
+    again.
+    """
     expr, weight_format = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]]), linear.meta.get(FORMAT)
     code_format = None if weight_format is None else CodeFormat.of(weight_format)
     return expr is not None and code_format is not None and formats_of_rows(expr) == {code_format}

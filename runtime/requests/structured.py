@@ -559,14 +559,14 @@ class Grammars:
     def fill(self, places: Sequence[tuple[Grammar, int, list[int]]], bits: npt.NDArray[np.uint32]) -> None:
         """Computes masks into ``bits``; for a grammar that failed, all tokens are banned.
 
-        An error that a token causes stays in llguidance's matcher, and a draft may contain any token. So drafts are
-        followed on copies of the matcher. After an error there, the rows of the draft are banned, which drops the draft
-        and keeps the grammar.
+        An error that a token causes stays in llguidance's matcher, and a draft may contain any token. So the masks of a
+        draft are computed on a copy of the matcher. After an error of the copy, the masks after each token of the draft
+        ban all tokens; the grammar and its own mask stay valid.
 
         Args:
             places: (grammar, index of its mask in ``bits``, draft). The masks of the draft's tokens follow the
                 grammar's.
-            bits: [masks, ceil(V / 32)], the result.
+            bits: [masks, ceil(V / 32)], the result: a bit for each token, set if the token is allowed.
         """
         sound = [place for place in places if place[0].error is None]
         drafted = [(grammar._matcher.deep_copy(), at, draft) for grammar, at, draft in sound if draft]

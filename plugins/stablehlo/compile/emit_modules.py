@@ -60,13 +60,14 @@ def emit_modules(
         positions: the number of positions of the model.
         writer: the bundle's writer.
         progress: called with the stages "emit", for each weight, and "modules".
-        options: the target's options. With ``kernels``, products call the cpu target's kernels, and so does attention
-            if the kernels support it.
+        options: the target's options. With ``kernels``, linears and rotations call the cpu target's kernels. So do
+            attention and cache writes, if the kernels support all of the model's attention.
 
     Raises:
         MissingDependencyError: jaxlib is missing or has another version; or IREE's compiler, if it is needed.
         TargetError: IREE's compiler can't compile a module.
-        UnsupportedModelError: an op can't be expressed in standard ONNX operators or in StableHLO; names its module.
+        UnsupportedModelError: an op has no translation to standard ONNX operators, or from these to StableHLO. The
+            message names the model's module.
         SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
     """
     stablehlo = load_stablehlo()

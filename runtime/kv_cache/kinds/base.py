@@ -197,7 +197,9 @@ class CacheKind:
         """Releases the blocks that no later step reads, after a step has computed ``request.computed`` tokens."""
 
     def after_read(self, request: Request, since: int) -> None:
-        """Releases the same blocks as `after_step`, once the blocks from index ``since`` on are read from disk."""
+        """Releases the blocks before index ``since`` that no later step reads, after blocks from ``since`` on were read
+        from a tier.
+        """
 
     def before_drafts(self, request: Request) -> bool:
         """Stores what `rollback` needs, as the next step has drafts. Returns False if no block is free for it."""
