@@ -32,8 +32,8 @@ from tests.families import RECORDS, RECURRENT, Family, read_families
 from .test_families import compare, saved
 from .tiny_configs import WHOLES, NoTinyModelError, tiny_family, tiny_whole
 
-_ORIGINAL = "requests within the context that is fixed at export (`--context`)"
-_NO_IMAGES = "text alone: no images or sounds"
+_ORIGINAL = "requests must fit the context that is fixed at the export (`--context`)"
+_NO_IMAGES = "only text, without images or sounds"
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # Families of which another configuration fares otherwise than the first: its model type, and its fields.
@@ -80,19 +80,19 @@ optimize export MODEL
 ```
 
 This page lists every family of decoders that transformers has, by its model type, and says whether an export works.
-No part of Enginewright depends on a family's name, so another model works if all its parts are supported. The page is
-made by `tests/acceptance/test_families_table.py`, which saves, exports and runs a tiny random model of each family.
+No part of Enginewright depends on a family's name, so a model of another family works if all its parts are supported.
+`tests/acceptance/test_families_table.py` makes this page. It exports and runs a tiny random model of each family.
 
-A model that also takes images or sounds (`...ForConditionalGeneration`) is refused as a whole.
-`optimize export --part text` exports its [text decoder](models.md#models-that-take-images-or-sounds), whose family may
-be listed here: gemma3_text for Gemma 3, mistral for Mistral 3, llama for LLaVA.
+A model that also takes images or sounds (`...ForConditionalGeneration`) can't be exported as a whole.
+`optimize export --part text` exports its [text decoder](models.md#models-that-take-images-or-sounds). The decoder has
+another family name, such as gemma3_text for Gemma 3, mistral for Mistral 3 or llama for LLaVA.
 """
 WORKS = """
 ## Families that work
 
-In 32-bit floats, the logits of a prefill and 8 decode steps are within 1e-4 of transformers' logits. Above each list
-is a bound for the recipe `int8`: the mean KL divergence per token, on random tokens. Trained models lose less than
-these tiny random models.
+In 32-bit floats, the logits of a prefill and 8 decode steps are within 1e-4 of transformers' logits. The lists are
+ordered by the loss of the recipe `int8`, which is the mean KL divergence per token on random tokens, in nats. Trained
+models lose less than these tiny random models.
 
 """
 RECURRENT_LAYERS = """
@@ -102,7 +102,7 @@ These families have recurrent layers:
 
 """
 RECURRENT_TARGETS = """
-Only the targets {} have kernels for their states; other targets refuse such a model at once.
+Only the targets {} have kernels for recurrent layers. Other targets refuse these families.
 """
 REFUSED = """
 ## Families that are refused
@@ -118,17 +118,17 @@ The test can't build tiny models of these families.
 """
 REASONS = {
     r"of the number of tokens T|fixes the number of tokens": (
-        "A layer assumes the number of tokens in a step, as state-space models and linear attention do"
+        "A layer assumes a fixed number of tokens in a step. Many state-space models and linear attentions do this"
     ),
     r"mixes the token axis|several rows of each token": "A convolution or a router mixes tokens outside of attention",
     r"attention is called with": (
-        "Attention has an input that no kernel reads, such as chosen indices or a bias of positions"
+        "Attention has an input that no kernel supports, such as indices of selected keys or a bias for positions"
     ),
-    r"isn't a decoder-only": "Not a decoder-only language model; `--part text` may take its text decoder",
+    r"isn't a decoder-only": "The model isn't a decoder-only language model. `--part text` may export its text decoder",
     r"neither causal": "The attention mask is neither causal nor causal within a sliding window",
-    r"differs from its source": "The captured program differs from its source",
+    r"differs from its source": "The captured program gives other results than its source",
     r"can't be traced": "The model can't be traced with a variable number of packed tokens",
-    r"the cpu target has no": "The cpu target lacks an op",
+    r"the cpu target has no": "The cpu target lacks an op of the model",
     r"attention interface": "The model mixes tokens without transformers' attention interface",
 }
 """Regular expression of a message -> the reason that the page gives."""
@@ -177,7 +177,7 @@ def page_of(records: Mapping[str, Family]) -> str:
             refused.setdefault(reason, []).append(name)
     parts = [HEADING, WORKS]
     for bound, names in sorted(works.items()):
-        parts.append(f"At most {bound:g}:\n\n{_block(names)}\n")
+        parts.append(f"KL at most {bound:g}:\n\n{_block(names)}\n")
     notes = {name: one.note for name, one in records.items() if one.result == "works" and one.note}
     parts += ["Limits:\n\n", *(f"- {name}: {note}\n" for name, note in notes.items())]
     targets = " and ".join(name for name in OWN if TARGETS[name].states)

@@ -1,4 +1,4 @@
-"""A pass: the constant that a linear's result is multiplied by goes into its weight. Granite has such constants."""
+"""A pass that moves the constant factor of a linear's result into the linear's weight. Granite has such factors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 class ScaledLinear(Rule):
-    """linear(x, W) * c -> linear(x, c W): saves a step, and lets other rules fuse the linear."""
+    """linear(x, W) * c -> linear(x, c W): removes a step, so that other rules can fuse the linear."""
 
     name = "scaled_linear"
     linear = Call(ew.linear.default, Bind("x"), Weight("weight", rank=2), Anything("bias"))
@@ -33,13 +33,13 @@ class ScaledLinear(Rule):
         weight = program.weight_of(node)
         scaled = Apply(aten.mul.Tensor, (weight, match.bound["scale"]), (), weight.shape, weight.dtype)
         program.change_weight(node, scaled)  # computed when the bundle is written, not now
-        return match.root.args[0]  # takes the product's place
+        return match.root.args[0]  # the linear replaces the product
 
 
 class FoldScales(RewritePass):
-    """Constants behind linears -> their weights."""
+    """Multiplies weights by the constants by which the results of linears are multiplied."""
 
     name = "fold_scales"
-    after = "normalize_linear"  # which pass of the pipeline it follows
-    exact = True  # nothing but rounding may differ after it; the export measures that
+    after = "normalize_linear"  # the pass runs after this pass of the pipeline
+    exact = True  # the pass may only cause rounding errors; the export measures them
     rules: ClassVar[tuple[Rule, ...]] = (ScaledLinear(),)
