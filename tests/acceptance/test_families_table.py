@@ -79,9 +79,9 @@ HEADING = """# Families
 optimize export MODEL
 ```
 
-This page lists every family of decoders that transformers has, by its model type, and says whether an export works.
-No part of Enginewright depends on a family's name, so a model of another family works if all its parts are supported.
-`tests/acceptance/test_families_table.py` makes this page. It exports and runs a tiny random model of each family.
+This page lists all families of decoders in transformers, by model type. `tests/acceptance/test_families_table.py` makes
+the page. It exports and runs a tiny random model of each family. No part of Enginewright depends on a family's name, so
+a model of another family works if all its parts are supported.
 
 A model that also takes images or sounds (`...ForConditionalGeneration`) can't be exported as a whole.
 `optimize export --part text` exports its [text decoder](models.md#models-that-take-images-or-sounds). The decoder has
@@ -91,8 +91,7 @@ WORKS = """
 ## Families that work
 
 In 32-bit floats, the logits of a prefill and 8 decode steps are within 1e-4 of transformers' logits. The lists are
-ordered by the loss of the recipe `int8`, which is the mean KL divergence per token on random tokens, in nats. Trained
-models lose less than these tiny random models.
+ordered by the mean KL divergence of the recipe `int8`, in nats per random token. Trained models have a lower KL.
 
 """
 RECURRENT_LAYERS = """
