@@ -37,7 +37,7 @@ class ScaledLinear(Rule):
 
 
 class FoldScales(RewritePass):
-    """Multiplies weights by the constants by which the results of linears are multiplied."""
+    """Moves constant factors from the results of linears into their weights."""
 
     name = "fold_scales"
     after = "normalize_linear"  # the pass runs after this pass of the pipeline
