@@ -18,8 +18,8 @@ import enginewright
 
 HEAD = """# Python reference
 
-Every public name, from its docstring. [Python API](python-api.md) is the guide. Only methods of `LLM` are listed:
-methods of other classes are for Enginewright itself, and may change. Made by `tests/test_python_reference.py`.
+This page describes all public names. [Python API](python-api.md) is an introduction. Signatures have no types of optional arguments.
+Only the methods of `LLM` are listed, because the methods of other classes are internal and may change.
 """
 LISTS = ("Args:", "Attributes:", "Raises:")
 TEXTS = ("Returns:", "Yields:")
@@ -29,25 +29,26 @@ FOR_EVENT_LOOPS = ("from_executor", "prepare", "submit", "after_step", "abort", 
 """Methods of `LLM` that the page only names."""
 COROUTINES = """### Coroutines
 
-These methods don't block the event loop: {}. Each has the arguments of the method without the
-first letter, except `progress` and `use_tqdm`. If the task is cancelled, or `aclose` is called, the requests end.
+These methods don't block the event loop: {}. Each has the arguments of the method whose name has no
+first letter `a`, except `progress` and `use_tqdm`. If the task is cancelled, or `aclose` is called, the requests end.
 
 ### For event loops
 
-Programs with their own event loop, such as the server, use {}: see their docstrings.
+Programs with their own event loop, such as the server, use {}. Their docstrings describe them.
 """
 
 
 def default_of(parameter: inspect.Parameter) -> str:
-    """`` = DEFAULT`` of a parameter; the fields of a record are left out."""
-    if parameter.default is parameter.empty:
-        return ""
+    """``=DEFAULT`` of a parameter; the fields of a record are left out."""
     record = dataclasses.is_dataclass(parameter.default)
-    return f" = {type(parameter.default).__name__}(...)" if record else f" = {parameter.default!r}"
+    return f"={type(parameter.default).__name__}(...)" if record else f"={parameter.default!r}"
 
 
 def signature(name: str, value: object) -> str:
-    """``name(parameters) -> result``, a parameter a line where that is long; a class has no result."""
+    """``name(parameters) -> result``, a parameter a line where that is long; a class has no result.
+
+    An optional parameter has its default and no type, since its description names the values.
+    """
     parameters = inspect.signature(value)  # type: ignore[arg-type]
     rows: list[str] = []
     for p in parameters.parameters.values():
@@ -56,7 +57,8 @@ def signature(name: str, value: object) -> str:
         if p.kind is p.KEYWORD_ONLY and "*" not in rows and not any(row.startswith("*") for row in rows):
             rows.append("*")
         stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        rows.append(f"{stars}{p.name}: {p.annotation}{default_of(p)}")
+        required = p.default is p.empty and not stars
+        rows.append(f"{stars}{p.name}: {p.annotation}" if required else f"{stars}{p.name}{'' if stars else default_of(p)}")
     result = "" if inspect.isclass(value) else f" -> {parameters.return_annotation}"
     line = f"{name}({', '.join(rows)}){result}"
     return line if len(line) <= 100 else f"{name}(\n" + "".join(f"    {row},\n" for row in rows) + f"){result}"

@@ -51,48 +51,48 @@ def export(
     cache: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Captures a decoder, rewrites it, writes a bundle, and compares it with the source after each step.
+    """Exports a model: captures its decoder, applies the recipe's passes, and writes a bundle.
+
+    The program is compared with the source after each pass, and so is the complete bundle.
 
     Args:
         source: a Hugging Face directory, a GGUF file, a model's id on the Hugging Face Hub, such as "org/name" or
-            "org/name:Q4_K_M" (see ``find_source``), or a transformers model, which isn't changed.
+            "org/name:Q4_K_M", or a transformers model, which isn't changed.
         output: the folder of the bundle; it is created only if the export succeeds.
-        revision: branch, tag or commit of a Hub id.
-        recipe: a built-in recipe's name, a TOML file, or a Recipe. By default the recovery's recipe; gguf for a GGUF
-            file with quantized matrices, whose integers it keeps; else f32.
-        targets: replaces the recipe's targets.
-        context_length: replaces the recipe's: the longest request in tokens.
-        calibration: a file of text or JSONL for passes that need computed values; without it a recipe with such passes
-            samples from the model.
+        revision: the branch, tag or commit of a Hub id.
+        recipe: a built-in recipe's name, a TOML file, or a Recipe. The default is the recovery's recipe, or "gguf" for
+            a GGUF file with quantized matrices, otherwise "f32".
+        targets: the names of targets, instead of the recipe's.
+        context_length: the most tokens of a request, instead of the recipe's number.
+        calibration: a file of text or JSONL for passes that need calibration tokens. By default the recipe decides:
+            tokens are sampled from the model, or are the built-in text.
         recovered: a folder of ``recover``, whose weights replace the source's.
-        max_memory: maximum resident bytes of the process, or a size such as "4GiB". The report has the memory used,
-            also if it was more.
-        gpus: replaces the recipe's: compute capabilities that engines are built for, such as "8.9" or "sm89".
-        kv_cache: replaces the recipe's format of keys and values: "f32", "bf16", "int8" or "auto:6000".
-        partitions: replaces the recipe's: partitions that the model must support on the cpu target, such as
-            "tensor=2,pipeline=2"; see ``LLM``.
-        name: the model's name in the bundle and its report; by default that of its file or folder.
-        part: "text" exports only the text decoder of a folder's model that also takes images or sounds, with the
-            tokenizer and chat template; any other decoder whole.
-        lora: folders of PEFT adapters to merge into the weights: each as a folder, as "FOLDER=0.5", or as a pair
-            (folder, 0.5). Each adapter's change is multiplied by its weight.
+        max_memory: the most resident memory of the process, in bytes or as text such as "4GiB". The report has the
+            memory that was used, even if it was more.
+        gpus: the compute capabilities for which engines are built, such as "8.9" or "sm89", instead of the recipe's.
+        kv_cache: the format of keys and values, instead of the recipe's: "f32", "bf16", "int8" or "auto:6000".
+        partitions: the partitions that the bundle must support on the cpu target, such as "tensor=2,pipeline=2",
+            instead of the recipe's; see ``LLM``.
+        name: the model's name in the bundle and its report; by default the name of its file or folder.
+        part: "text" exports only the text decoder of a Hugging Face model that also accepts images or sounds.
+        lora: folders of PEFT adapters to merge into the weights. A folder may have a weight by which the adapter is
+            multiplied: "FOLDER=0.5", or a pair (folder, 0.5).
         overwrite: True replaces an existing bundle.
-        tokenizer: the tokenizer of a model object, which has none.
-        cache: True uses the bundle of an earlier export with the same result, if one is cached, and caches this one;
-            see `optimize cache`. The bytes are the same. Sources of the Hub, model objects, recoveries and exports with
-            ``max_memory`` aren't cached.
-        progress: called during the work.
+        tokenizer: the tokenizer if ``source`` is a transformers model.
+        cache: True copies a cached bundle of an equal earlier export, or else caches the new bundle; see `optimize
+            cache`. Exports of Hub ids and transformers models, and with ``recovered`` or ``max_memory``, aren't cached.
+        progress: a function that is called during the work.
 
     Raises:
-        SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: see these classes; each
-            names the file, field or module. Nothing is left on the disk, also after Ctrl-C.
-        RequestError: the calibration file, or a recipe's file of lengths, is invalid; or ``max_memory``, ``part`` or
-            ``lora`` is.
-        TargetError: there is no such GPU, or engines for it can't be built.
+        SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: see these classes; the
+            message names the file, field or module. Nothing is left on the disk, even after Ctrl-C.
+        RequestError: the calibration file, a recipe's file of lengths, ``max_memory``, ``part`` or ``lora`` is
+            invalid.
+        TargetError: a GPU is unknown, or engines for it can't be built.
         PartialExportError: one of several targets failed. The bundle was written with the other targets; the error's
             ``report`` has the report.
-        VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows; the text has
-            the difference, and the values that a pass changed most.
+        VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows. The message
+            has the difference, and the values that a pass changed most.
     """
     start, on_progress = time.perf_counter(), progress or silent
     arguments = ExportArguments(

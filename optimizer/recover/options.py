@@ -11,24 +11,25 @@ from enginewright.runtime.shared.errors import RequestError
 
 @dataclass(frozen=True)
 class RecoverOptions:
-    """The options of training. Settings that are left out follow from the model.
+    """The options of a recovery's training.
 
     Attributes:
-        steps: steps of the optimizer.
-        batch_tokens: tokens of a step, in whole sequences; at least one sequence.
-        sequence_length: most tokens of a sequence; at most the model's context.
-        learning_rate: the peak: it rises over ``warmup`` of the steps, then falls as a cosine to a tenth.
-        warmup: share of the steps.
-        temperature: both models' logits are divided by it before they are compared.
-        hidden: weight of the layers' outputs in the loss: their mean squared error, relative to the source's.
-        clip: largest norm of all gradients together.
-        weight_decay: decay of matrices, as in AdamW.
-        sampled_tokens: tokens to sample from the source if there is no text.
-        validation: share of the sequences that is held out for measurements.
-        checkpoint_every: steps between two checkpoints, each with a measurement.
-        accumulate: parts of a step's sequences, run one after the other to save memory.
-        seed: seed of sampling, and of the order of sequences.
-        threads: torch's threads; 0 leaves them unchanged.
+        steps: the number of optimizer steps.
+        batch_tokens: the tokens of a step, rounded down to whole sequences; at least one sequence.
+        sequence_length: the most tokens of a sequence, within the model's context.
+        learning_rate: the highest learning rate. The rate rises during ``warmup``, then falls as a cosine to a tenth.
+        warmup: the share of the steps in which the learning rate rises.
+        temperature: the number by which the logits of both models are divided before they are compared.
+        hidden: the weight of the layers' outputs in the loss. Their error is the mean squared error, relative to the
+            source's outputs.
+        clip: the largest norm of all gradients together; larger gradients are scaled down.
+        weight_decay: the decay of matrices, as in AdamW.
+        sampled_tokens: the number of tokens to sample from the source if there is no text.
+        validation: the share of the sequences that is used only for measurements.
+        checkpoint_every: the steps between two checkpoints; each checkpoint is measured.
+        accumulate: the number of parts into which a step's sequences are divided, to save memory.
+        seed: the seed of the sampling and of the order of sequences.
+        threads: the number of torch's threads; 0 doesn't change it.
     """
 
     steps: int = 300

@@ -50,29 +50,31 @@ def recover(
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
 ) -> RecoveryReport:
-    """Fine-tunes the model that ``recipe`` makes of a source to predict as the source does, and stores the weights.
+    """Trains the quantized or pruned model of a recipe to predict as its source does, and stores the trained weights.
 
-    The trained program is the one of ``export``, with its rounding: ``export(source, bundle, recovered=output)`` emits
-    the trained weights, bit for bit. The loss is the divergence of the next token's distribution from the source's.
+    ``export(source, bundle, recovered=output)`` then writes a bundle with these weights. Training runs the same program
+    as the bundle, with the same rounding. The loss is the KL divergence of the next token's distribution from the
+    source's.
 
     Args:
         source: a Hugging Face directory, a GGUF file, a Hub id, or a transformers model, which isn't changed.
         output: a folder for the weights, checkpoints and figures.
-        recipe: a built-in recipe's name, a TOML file, or a Recipe that changes the model.
+        recipe: a built-in recipe's name, a TOML file, or a Recipe; it must change the model.
         text: a file of text or JSONL to train on; without it, text is sampled from the source.
         options: the settings of training.
-        calibration: as for ``export``, for passes that need computed values.
-        resume: True continues from the newest checkpoint in ``output``; with the same options the result is the same,
-            bit for bit, as without the interruption.
+        calibration: as for ``export``.
+        resume: True continues from the newest checkpoint in ``output``. With the same options the result has the same
+            bits as a training without the interruption.
         overwrite: True replaces an existing recovery.
-        tokenizer: the tokenizer of a model object, which has none.
-        progress: called during the work, with the stages capture, tokens, calibration, passes, train and measure.
+        tokenizer: the tokenizer if ``source`` is a transformers model.
+        progress: a function that is called during the work with the stages capture, tokens, calibration, passes, train
+            and measure.
 
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError: as for ``export``.
         RequestError: an option is out of range, the text is invalid or too small, or ``output`` exists.
-        CapacityError: there is too little memory or disk; the text has the needed size.
-        VerificationError: training has diverged.
+        CapacityError: there is too little memory or disk space; the message has the needed size.
+        VerificationError: the loss has diverged.
     """
     start, on_progress = time.perf_counter(), progress or silent
     settings = options or RecoverOptions()

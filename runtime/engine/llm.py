@@ -61,86 +61,93 @@ _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
 
 class LLM:
-    """Serves a bundle, or a model that it exports first.
+    """Runs the model of a bundle. If ``path`` is a model instead of a bundle, the model is exported first.
 
-    An LLM is thread-safe: requests of any number of threads and coroutines share the steps.
+    An LLM is thread-safe. Requests of all threads and coroutines run in the same batches.
 
-    On the cpu target, a request's tokens don't depend on the batch; docs/inside/numerics.md describes the other
-    targets.
+    On the cpu target, a request's tokens don't depend on the other requests of a batch. docs/inside/numerics.md
+    describes the other targets.
 
-    A process may exit with an LLM open and streams unfinished. A forked child doesn't have its parent's threads: there,
-    every request raises EnginewrightError, and the bundle must be opened again.
+    A process may exit while an LLM is open and streams are unfinished. In a forked child process every request raises
+    EnginewrightError, because the child doesn't have its parent's threads; open the bundle again there.
 
     Args:
         path (vLLM: model): a bundle; or a Hugging Face folder, a GGUF file or a Hub id ("org/name", "org/name:Q8_0").
-            Such a model is exported once into the cache of exports (`optimize cache`), with progress on stderr.
-            Exporting needs the extra "export", and may raise the errors of ``export``.
-        recipe: the recipe for a model that is exported first. None takes gguf for a quantized GGUF file, otherwise
-            int8.
-        target: the bundle's target to run, such as "cpu" or "onnx". None takes the first that can run here and that
-            ``trust`` allows.
-        threads: threads of the kernels, at most 1024; 0 takes one per core. With several ranks, threads of each rank.
-        ranks: the number of processes that run the model together, each with a part of it. The tokens of the cpu target
-            don't change. On the cuda target each rank has a GPU. None is 1, which is this process; 2 is
+            Such a model is exported once into the export cache (`optimize cache`), with progress on stderr. This needs
+            the extra "export", and may raise the errors of ``export``.
+        recipe: the recipe for a model that is exported first. None is "gguf" for a quantized GGUF file, otherwise
+            "int8".
+        target: the bundle's target to run, such as "cpu" or "onnx". None is the first target that this machine can run
+            and that ``trust`` allows.
+        threads: the number of threads that compute, at most 1024; 0 is one per core. With several ranks, the number for
+            each rank.
+        ranks: the number of processes that run the model together, each with a part of it. On the cpu target it doesn't
+            change the tokens. On the cuda target each rank has a GPU. None is 1, which is this process; 2 is
             ``partition="tensor=2"``.
-        partition: how the model is divided among ranks, such as "tensor=2"; None uses ``ranks``.
-        rank_timeout: seconds without progress after which a rank that others wait for counts as lost; then all end.
-        ray: HOST:PORT of a Ray cluster that this machine belongs to, or "auto". The ranks run on its machines, which
-            must have the bundle at the same path. None runs the ranks on this machine.
-        isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best available.
+        partition: the way the model is divided among ranks, such as "tensor=2"; None uses ``ranks``.
+        rank_timeout: the seconds without progress after which a rank counts as lost. All ranks then end.
+        ray: HOST:PORT of a Ray cluster that this machine belongs to, or "auto". The ranks run on the cluster's
+            machines, each of which must have the bundle at the same path. None runs the ranks on this machine.
+        isa: the instruction set of the cpu target, such as "avx2"; None is the best that the processor supports.
         provider: for the onnx target, onnxruntime's execution provider ("cpu", "cuda", "tensorrt-rtx", "directml",
-            "openvino"); for stablehlo "cpu", "iree" or the name of a PJRT plugin. None takes "cpu".
-        context: the most tokens of a request, with its answer; None takes the model's context. On the onnx target, each
-            request reserves memory for this number of tokens.
-        memory: the most bytes of the KV cache, or a size such as "512MiB"; None takes a quarter of the free memory.
-            Less is used if ``max_requests`` requests with full context need less.
-        states_memory: the bytes for snapshots of recurrent layers' states, or a size such as "1GiB", within ``memory``;
-            the least recently used are evicted. None has room for one snapshot for each of ``max_requests``.
+            "openvino"). For stablehlo "cpu", "iree" or the name of a PJRT plugin. None is "cpu", or "iree" for
+            stablehlo without jaxlib.
+        context: the most tokens of a request and its answer; None is the model's context. On the onnx target, memory
+            for this number of tokens is reserved for each request.
+        memory: the most memory of the KV cache, in bytes or as text such as "512MiB"; None is a quarter of the free
+            memory. The cache is smaller if that suffices for ``max_requests`` requests with full context.
+        states_memory: the part of ``memory`` for snapshots of recurrent layers' states. The least recently used are
+            evicted. None has room for one snapshot for each of ``max_requests``.
         max_requests: the most requests that run at the same time; further requests wait.
-        prefill_chunk: the most prompt tokens of a step; None takes 512, or with ``buckets`` the largest bucket.
-        buckets: True pads steps to the bundle's static-shape buckets, if it has any; False runs steps of any size.
-        verify: True hashes all files first, which reads the whole bundle. None hashes the weights while the first steps
-            run, on a thread of the lowest priority: once an altered file is found, requests end with BundleError.
-            Requests may end before that; ``check_weights`` waits for it. False checks no hash.
-        trust: the code of bundles that may run. Some targets have code (tvm, stablehlo, cuda, tensorrt-rtx, tensorrt),
-            which can do whatever a program can. None allows none of it: these targets can't be opened. "code" allows
-            all of it; "sha256:..." allows only the bundle with this hash, which `optimize inspect` shows.
-        prefix_cache: True keeps computed blocks for requests with the same beginning; tokens don't depend on it. A
-            target that can't share blocks keeps nothing (``info()["prefix_cache"]`` is None).
-        speculate: which tokens to propose and verify; the answers don't depend on it. "lookup" proposes tokens that
-            followed the same few tokens before. A path of a faster bundle with the same vocabulary adds its guesses.
-            The cpu target verifies them, and the cuda target with an exact recipe. "auto" is "lookup" there without
-            ``buckets``, otherwise None.
-        scheduling: None or "fcfs" is first come, first served. Or "priority", "fair", "offline", or a ``Scheduling``.
-        prefix_memory: the bytes of pinned main memory for blocks that leave the GPU's memory, or a size such as
-            "16GiB". Only for the cuda target on one GPU.
-        prefix_folder: a folder for blocks that leave the prefix cache, which later processes can read too. It is
-            created if needed, and must belong to the user alone, as it contains conversations. None keeps no such
-            files.
-        prefix_folder_size: the most bytes of all its files, or a size such as "8GiB"; the least used are deleted.
-        prefix_folder_days: files that weren't used for this many days are deleted when the folder is opened.
+        prefill_chunk: the most prompt tokens of a step; None is 512, or the largest bucket if steps use buckets.
+        buckets: True pads steps to the fixed sizes (buckets) in the bundle, if it has any; False runs steps of any
+            size.
+        verify: True checks the hashes of all files first, which reads the whole bundle. None checks the weights while
+            the first steps run. If a file was altered, later requests end with BundleError, but earlier requests may
+            already have ended; ``check_weights`` waits for the check. False checks no hash.
+        trust: the bundles whose code may run. The targets tvm, stablehlo, cuda, tensorrt-rtx and tensorrt contain code
+            that can do whatever a program can. None forbids these targets. "code" allows the code of any bundle, and
+            "sha256:..." only that of the bundle with this hash, which `optimize inspect` shows.
+        prefix_cache: True keeps computed KV blocks for later requests with the same beginning. The tokens don't depend
+            on it. A target that can't share blocks keeps none (``info()["prefix_cache"]`` is None then).
+        speculate: the method that proposes tokens, which the model verifies; the answers don't depend on it. "lookup"
+            proposes the tokens that followed the last few tokens before. The path of a faster bundle with the same
+            vocabulary adds its proposals. Proposals are verified on the cpu target, and on the cuda target with an
+            exact recipe. On these targets without ``buckets``, "auto" is "lookup"; otherwise it is None.
+        scheduling: "fcfs" (first come, first served) or None, which is the same; "priority", "fair", "offline", or a
+            ``Scheduling``.
+        prefix_memory: pinned main memory for KV blocks that are evicted from the GPU's memory, in bytes or as text such
+            as "16GiB". Only for the cuda target on one GPU.
+        prefix_folder: a folder for KV blocks that are evicted from the prefix cache; later processes can read them. The
+            folder is created if needed. It must belong to the user alone, because it contains conversations. None
+            writes no files.
+        prefix_folder_size: the most bytes of the folder's files, or text such as "8GiB"; the least recently used are
+            deleted.
+        prefix_folder_days: when the folder is opened, files that weren't used for this number of days are deleted.
         offload_folder: a folder for keys and values that an adaptive context doesn't need in the current step, so that
-            a context larger than ``memory`` runs. It is created if needed, must belong to the user alone, and is empty
-            afterwards. Only for the cpu target and bundles with an adaptive context.
-        offload_size: the most bytes in that folder, or a size such as "8GiB".
-        load: "map" maps the weights of the cpu target. A changed file is noticed before the next step (BundleError),
-            but a file that is truncated during a step ends the process (SIGBUS). "read" copies the weights into memory.
-        seed: seed of all requests without their own seed; None is 0.
+            a context can be larger than ``memory``. It is created if needed, must belong to the user alone, and is
+            empty afterwards. Only for the cpu target and bundles with an adaptive context.
+        offload_size: the most bytes in ``offload_folder``, or text such as "8GiB".
+        load: "map" maps the weights of the cpu target from their files. A changed file is noticed before the next step
+            (BundleError), but a file that is truncated during a step ends the process (SIGBUS). "read" copies the
+            weights into memory.
+        seed: the seed of requests that have no seed; None is 0.
 
     vLLM's other arguments are accepted if they have another name here, if no result depends on them, or if their value
-    changes nothing. Any other raises RequestError with a hint.
+    changes nothing. All others raise RequestError with a hint.
 
     Attributes:
         model: facts about the model, from the bundle.
         engine: the engine. Only its own thread may call it; others may read its pools and counters.
 
     Raises:
-        BundleError: the bundle is missing, damaged, too new, or has no such target; names file and field.
+        BundleError: the bundle is missing, damaged or too new, or has no such target; the message names the file and
+            field.
         TrustError: the target has code that ``trust`` doesn't allow. It is a BundleError.
-        CapacityError: ``memory`` holds no KV block, or ``context`` is more than the model's.
+        CapacityError: ``memory`` is too small for a KV block, or ``context`` is more than the model's.
         OffloadError: ``offload_folder`` can't be used. It is a CapacityError.
-        RequestError: an option is wrong, or the model can't be divided among so many ranks.
-        MissingDependencyError: a package that the target, or Ray, needs is missing or too old.
+        RequestError: an option is invalid, or the model can't be divided among so many ranks.
+        MissingDependencyError: a package that the target or Ray needs is missing or too old.
     """
 
     _bundle: Bundle | None = None  # of from_executor's, none
@@ -233,13 +240,13 @@ class LLM:
             raise
 
     def check_weights(self, timeout: float | None = None) -> bool:
-        """Waits until the weights are hashed, or for ``timeout`` seconds. Returns True if they are hashed and
-        unaltered.
+        """Waits until the hashes of all weights are checked, at most ``timeout`` seconds. Returns True if they are
+        right.
 
-        Returns False if the time is over, or if ``verify`` isn't None.
+        Returns False after ``timeout`` seconds, or if ``verify`` isn't None.
 
         Raises:
-            BundleError: a file of weights was altered: earlier answers may be wrong.
+            BundleError: a file of weights was altered, so earlier answers may be wrong.
         """
         return self._bundle is not None and self._bundle.weights_hashed(timeout)
 
@@ -279,7 +286,7 @@ class LLM:
         return self._context.tokenizer
 
     def get_tokenizer(self, lora_request: None = None) -> Tokenizer:
-        """Returns ``tokenizer``; this is vLLM's name for it."""
+        """Returns ``tokenizer``, as in vLLM."""
         check_nothing("lora_request", lora_request, OF_GENERATE)
         return self.tokenizer
 
@@ -313,25 +320,28 @@ class LLM:
         """Completes one prompt or several.
 
         Args:
-            prompts: text or token ids, or ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; or several of these.
-            params (vLLM: sampling_params): for all prompts, or one for each; None is ``SamplingParams()``: greedy.
-            progress (vLLM: use_tqdm): True shows a bar on stderr. None shows it on a terminal, for 8 prompts or more.
-            raise_errors: how to report an error of a single request, such as logits that are NaN. False: the request's
-                output has it as ``error``, and finish_reason "error". True: it is raised when all requests have ended.
-                None: it is raised only for a single prompt that isn't in a list.
-            tenant: the owner of the prompts. Requests reuse cached prefixes of the same tenant only.
-            priority: a number, of which a lower one runs first; one for all prompts, or one for each as in vLLM. None
-                is the priority of the class.
-            request_class: one of ``scheduling``'s classes, which have targets for latencies.
+            prompts: a prompt or several. A prompt is text, token ids, ``{"prompt": text}`` or
+                ``{"prompt_token_ids": ids}``.
+            params (vLLM: sampling_params): a ``SamplingParams`` for all prompts, or one for each. None is
+                ``SamplingParams()``.
+            progress (vLLM: use_tqdm): True shows a progress bar on stderr. None shows it on a terminal for 8 prompts or
+                more.
+            raise_errors: the way an error of one request is reported, for example if its logits are NaN. False sets
+                ``error`` of the request's output, and its finish_reason to "error". True raises the error after all
+                requests have ended. None raises it only for a single prompt that isn't in a list.
+            tenant: the owner of the prompts. A request reuses only cached prefixes of its tenant.
+            priority: a number; requests with a lower number run first. As in vLLM, it may be a list with one for each
+                prompt. None is the priority of the class.
+            request_class: the name of one of the classes in ``scheduling``, which have latency targets.
 
         Returns:
-            One output per prompt, in order; a list for a single prompt too.
+            A list with one output per prompt, in order, even for a single prompt.
 
         Raises:
             RequestError: a prompt is empty, too long, of a wrong type, or has an unknown token. No request has run.
-            CapacityError: the KV cache can't hold a request; the message has the memory that it needs.
-            EnginewrightError: the engine failed, and with it all requests; or a request's own error: see
-                ``raise_errors``.
+            CapacityError: the KV cache is too small for a request; the message has the memory that it needs.
+            EnginewrightError: the engine failed, so that all requests failed; or one request failed (see
+                ``raise_errors``).
         """
         call = Options(options, params, sampling_params, raise_errors)
         requests, raised = of_prompts(self._context, prompts, call)
@@ -352,16 +362,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation or several.
 
-        ``variables`` and vLLM's ``chat_template_kwargs`` are passed to the chat template: ``tools`` (JSON schemas or
-        functions), ``documents``, ``continue_final_message``, and any other that it uses (enable_thinking, ...).
-        ``chat_template`` selects one of several templates. See ``Tokenizer.render_chat`` and ``ChatTemplate.render``.
+        The chat template gets ``variables`` and vLLM's ``chat_template_kwargs``: ``tools`` (JSON schemas or functions),
+        ``documents``, ``continue_final_message``, and any other variable that the template uses, such as
+        enable_thinking. If the model has several templates, ``chat_template`` selects one.
 
-        The result's ``message`` has content, reasoning and calls. Three variables restrict the answers, as in OpenAI's
-        API. ``tool_choice`` is "auto", "required", "none" or a tool's name. ``parallel_tool_calls=False`` allows one
-        call at most. ``response_format`` is a JSON schema in OpenAI's form, or a pydantic model; it applies to the text
-        after the reasoning. Calls of a tool whose ``strict`` is True follow its schema. See ``ChatFormat.grammar``.
+        An output's ``message`` has the answer's content, reasoning and tool calls. Three variables restrict answers, as
+        in OpenAI's API. ``tool_choice`` is "auto", "required", "none" or a tool's name. ``parallel_tool_calls=False``
+        allows at most one call. ``response_format`` is a JSON schema in OpenAI's form, or a pydantic model; it applies
+        to the text after the reasoning. If a tool's ``strict`` is True, calls of the tool follow its schema.
 
-        The other arguments, among them ``tenant``, ``priority`` and ``request_class``, are those of ``generate``.
+        The other arguments, including ``tenant``, ``priority`` and ``request_class``, are those of ``generate``.
 
         Raises the errors of ``generate``, and RequestError if the template rejects the messages.
         """
@@ -384,9 +394,9 @@ class LLM:
 
         Args:
             prompts: as for ``generate``.
-            params: the number of beams, and their most tokens.
-            lora_request: must be None: a request can't choose adapters.
-            use_tqdm: True shows a bar on stderr.
+            params: the number of beams, and the most tokens of each.
+            lora_request: must be None, because a request can't choose adapters.
+            use_tqdm: True shows a progress bar on stderr.
             concurrency_limit: ignored; ``LLM(max_requests=...)`` limits the requests that run at the same time.
 
         Returns:
@@ -439,7 +449,7 @@ class LLM:
     ) -> Generator[StreamPiece, None, None]:
         """Completes one prompt and yields the answer piece by piece. Closing the generator aborts the request.
 
-        An invalid prompt raises at the call, not at the first piece.
+        An invalid prompt raises an error at the call, not at the first piece.
         """
         return stream(self._loop, of_prompt(self._context, prompt, Options(options, params)))
 
@@ -473,9 +483,9 @@ class LLM:
         return astream(self._loop, of_chat(self._context, messages, call, variables))
 
     def run(self, task: Task[Result], **options: Unpack[RequestArguments]) -> Result:
-        """Runs a task, an object of a class in ``runtime.tasks``, and returns its result.
+        """Runs a task and returns its result. The classes of tasks are in ``runtime.tasks``.
 
-        The other arguments, and the errors, are those of ``generate``.
+        The other arguments and the errors are those of ``generate``.
         """
         return answers(self._loop, [self.prepare(task, **options)], True)[0]
 
@@ -531,21 +541,24 @@ class LLM:
         return str(getattr(self._executor, "lost", ""))
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
-        """Returns the logits after every token of a text: [S] -> [S, V] float32. Raises the errors of ``generate``."""
+        """Returns the logits after each of S tokens, for a vocabulary of V tokens: float32 [S, V].
+
+        Raises the errors of ``generate``.
+        """
         return self.run(Logits(ids))
 
     def hidden_states(self, prompt: Prompt, layers: Sequence[int] = (-1,)) -> FloatArray:
-        """Returns the input of chosen layers for every token of a prompt: [S] -> [layers, S, H] float32.
+        """Returns the inputs of chosen layers for the S tokens of a prompt: float32 [layers, S, hidden size].
 
-        The targets cpu, tvm and cuda support it, but not with a pipeline, nor with several ranks on the cuda target.
+        The targets cpu, tvm and cuda support it, except with a pipeline, and except for several ranks on cuda.
 
         Args:
             prompt: text or token ids.
             layers: numbers as in transformers' ``hidden_states``: 0 is the first layer's input, -1 the final norm's
                 output.
 
-        Raises the errors of ``generate``, and RequestError if the target doesn't have a layer's state. In formats such
-        as int8 there is no -1, because the final norm rounds its output at once.
+        Raises the errors of ``generate``, and RequestError if the target can't return a layer's input. In formats such
+        as int8 it can't return -1, because the final norm rounds its output.
         """
         return self.run(HiddenStates(prompt, layers))
 
@@ -562,29 +575,29 @@ class LLM:
         raise_errors: bool | None = None,
         **options: Unpack[RequestArguments],
     ) -> FloatArray:
-        """Returns the vector of each text: n texts -> [n, E] float32; one text that isn't in a list -> [E].
+        """Returns the vectors of n texts, each with E numbers: float32 [n, E]. One text that isn't in a list gives [E].
 
         A vector's bits don't depend on other texts, on the batch, or on the number of threads.
 
         Args:
-            texts: text or token ids; or several of these. Token ids must have all special tokens.
-            prompt: the name of one of the model's prompts, such as "query": ``info()["pooling"]`` lists them. It is put
-                before each text, not before token ids. None is the model's default, "" is none.
-            dimensions: how many of each vector's first numbers to return, of those that the model allows. None is all.
-            normalize: True divides each vector by its length, after ``dimensions``. None does what the model's makers
-                do.
-            truncate: True cuts texts that are longer than the model's context; otherwise they are refused.
-            progress: True shows a bar on stderr. None shows it on a terminal, for 8 texts or more.
-            raise_errors: how to report an error of a single text, such as numbers that are NaN. False: its row is NaN.
-                True: it is raised when all texts have ended. None: it is raised for a single text that isn't in a list;
-                in a list its row is NaN, with a RuntimeWarning.
+            texts: a text or several. A text may be token ids, which must then include all special tokens.
+            prompt: the name of one of the model's prompts, such as "query"; ``info()["pooling"]`` lists them. The
+                prompt is put before each text, but not before token ids. None is the model's default, "" is no prompt.
+            dimensions: the number of first numbers of each vector to return, if the model allows this number. None
+                returns all.
+            normalize: True divides each vector by its length, after ``dimensions``. None is the model's default.
+            truncate: True cuts texts that are longer than the model's context; False refuses them.
+            progress: True shows a progress bar on stderr. None shows it on a terminal for 8 texts or more.
+            raise_errors: the way an error of one text is reported, for example if its numbers are NaN. False makes the
+                text's row NaN. True raises the error after all texts have ended. None raises it for a text that
+                isn't in a list; in a list it makes the row NaN, with a RuntimeWarning.
             tenant, priority, request_class: as for ``generate``.
 
         Raises:
-            RequestError: the bundle isn't an embedding model's; a text is empty or of a wrong type; or the model has no
+            RequestError: the model isn't an embedding model, a text is empty or of a wrong type, or the model has no
                 such prompt or dimensions. No text was computed.
-            ContextError: a text is too long; names it. It is a RequestError.
-            EnginewrightError: the engine failed; or a text's own error: see ``raise_errors``.
+            ContextError: a text is too long; the message names the text. It is a RequestError.
+            EnginewrightError: the engine failed, or one text failed (see ``raise_errors``).
         """
         task = Embed(texts, truncate, prompt, dimensions, normalize)
         call = TextCall.begin(self._context, task, options, raise_errors)
@@ -602,15 +615,15 @@ class LLM:
         raise_errors: bool | None = None,
         **options: Unpack[RequestArguments],
     ) -> FloatArray:
-        """Returns a reranker's score of each document for a query: n documents -> [n] float32; one text -> [].
+        """Returns a reranker's scores of n documents for a query: float32 [n].
 
-        ``logits`` scores the tokens of a model that generates text.
+        One document that isn't in a list gives [].
 
         Args:
             query: a text, or one for each document.
             documents: a text, or several.
-            truncate: True cuts pairs that are longer than the model's context, the longer text of a pair first.
-            raw_scores: True returns the model's numbers without its function, such as sigmoid.
+            truncate: True cuts pairs that are longer than the model's context; the longer text of a pair is cut first.
+            raw_scores: True returns the scores before the model's final function, such as sigmoid.
             progress, raise_errors, tenant, priority, request_class: as for ``embed``.
 
         Raises the errors of ``embed``.
@@ -634,13 +647,13 @@ class LLM:
 
         Args:
             texts: as for ``embed``; an item of a list may be a pair of texts.
-            truncate: as for ``embed``; of a pair, the longer text is cut first.
-            raw_scores: True returns the model's numbers without its function, such as softmax.
+            truncate: as for ``score``.
+            raw_scores: True returns the scores before the model's final function, such as softmax.
             progress, tenant, priority, request_class: as for ``embed``.
-            raise_errors: as for ``embed``; the result of a text has the text's error as ``error``.
+            raise_errors: as for ``embed``; if the error isn't raised, it is in ``error`` of the text's result.
 
         Returns:
-            One result per text, in order; a list for a single text too.
+            A list with one result per text, in order, even for a single text.
 
         Raises the errors of ``embed``.
         """
@@ -691,17 +704,15 @@ class LLM:
         return classifications(await TextCall.begin(self._context, task, options, raise_errors).arun(self._loop))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Returns ``default_params()``; this is vLLM's name for it."""
+        """Returns ``default_params()``, as in vLLM."""
         return self.default_params()
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        """Returns the sampling parameters that the model's makers recommend, changed by ``overrides``."""
+        """Returns the sampling parameters that the model's makers recommend, with ``overrides`` instead of some."""
         return SamplingParams.from_defaults(self.model.generation_defaults, **overrides)
 
     def info(self) -> dict[str, Any]:
-        """Returns facts about the model, executor and scheduler, and the use of the KV cache, as a dict that JSON can
-        hold.
-        """
+        """Returns facts about the model, executor, scheduler and KV cache, as JSON values."""
         return describe(self.model, self._executor, self.engine)
 
     def save_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
@@ -710,9 +721,9 @@ class LLM:
         The folder must belong to the user alone. Its files are authenticated by a key that is stored elsewhere.
 
         Returns:
-            The number of the prompt's first tokens that the folder has; whole blocks of 32 are saved.
+            The number of the prompt's first tokens that the folder then has, a multiple of 32.
 
-        Raises the errors of ``generate``, and RequestError if the target keeps no prefixes.
+        Raises the errors of ``generate``, and RequestError if the target has no prefix cache.
         """
         params = SamplingParams(max_tokens=1)
         with opened_tier(self._executor, self._cache, folder) as disk:
@@ -725,9 +736,8 @@ class LLM:
         prefix cache.
 
         Returns:
-            The number of the prompt's first tokens that are in the cache afterwards. It is 0 if no file can be
-            used, because the files are of another model, format or instruction set, or are damaged (with a
-            RuntimeWarning).
+            The number of the prompt's first tokens that are in the cache afterwards. Files of another
+            model, format or instruction set are ignored, and damaged files too (with a RuntimeWarning).
 
         Raises the errors of ``save_prefix``.
         """
@@ -737,15 +747,16 @@ class LLM:
             return self._loop.call(partial(load_prefix, self._cache, request, disk))
 
     def delete_prefixes(self, *, tenant: str | None = None) -> int:
-        """Deletes the cached prefixes of one tenant, or of all if None; returns the number of files deleted in
-        ``prefix_folder``.
+        """Deletes the cached prefixes of one tenant; None deletes those of all tenants. Returns the number of deleted
+        files in ``prefix_folder``.
         """
         whose = None if tenant is None else checked_name("tenant", tenant)
         return self._loop.call(partial(self.engine.scheduler.forget, whose))
 
     def close(self) -> None:
-        """Ends every request, writes cached blocks to ``prefix_folder``, and frees the memory. It may be called
-        again.
+        """Ends all requests, writes cached blocks to ``prefix_folder``, and frees the memory.
+
+        A second call does nothing.
         """
         if self._loop.close():
             close_tier(self._cache)

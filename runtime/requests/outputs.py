@@ -23,10 +23,10 @@ error: the request failed, for example because its logits weren't finite.
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural-log probabilities at one new token: the token's own, and (token, logprob) of the most probable, best
-    first.
+    """The natural-log probability of a token, and in ``top`` those of the most probable tokens, best first.
 
-    They are from the model's own distribution, before penalties, temperature and filters such as top_k.
+    ``top`` has pairs (token, log-probability). All are from the model's own distribution, before penalties,
+    temperature, and filters such as top_k.
     """
 
     token_id: int
@@ -58,15 +58,17 @@ class Logprob:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times and counts of a request. Times are in seconds of ``time.monotonic()``; None if it hasn't happened.
+    """Times and counts of a request.
+
+    A time is in seconds of ``time.monotonic()``, and None if its event hasn't happened yet.
 
     Attributes:
-        queued: when the request was made.
-        first_token, last_token: when the first and the last new token were available.
-        started: when the first chunk of its prompt was scheduled.
-        intervals: the number of intervals between its new tokens.
+        queued: the time at which the request was made.
+        first_token, last_token: the times at which the first and the last new token were available.
+        started: the time at which the first chunk of the prompt was scheduled.
+        intervals: the number of intervals between new tokens.
         longest_interval: the longest of these intervals, in seconds.
-        drafted, accepted: tokens that were proposed for it, and how many of them were right (``LLM(speculate=...)``).
+        drafted, accepted: the number of proposed tokens, and of those that were right (``LLM(speculate=...)``).
         cached_tokens: the number of prompt tokens from the prefix cache.
     """
 
@@ -110,10 +112,10 @@ class Classification:
     """The classes of a text, or of each of its tokens.
 
     Attributes:
-        labels: the names of the classes, as the model has them; their numbers if it has no names.
-        scores: float32, a number for each class: [C]; or [S, C] from a model that classifies each of S tokens.
-        token_ids: the tokens of the text, with the special ones around it.
-        error: the error if this text failed, whose scores are NaN then; otherwise None.
+        labels: the names of the C classes; their numbers if the model has no names.
+        scores: float32 numbers, one for each class: [C]. A model that classifies each of S tokens has [S, C].
+        token_ids: the tokens of the text, with the special tokens around it.
+        error: the error if this text failed, and then all scores are NaN; otherwise None.
     """
 
     labels: tuple[str, ...]
@@ -136,7 +138,7 @@ class Classification:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One answer of a request, under vLLM's names; see ``RequestOutput``."""
+    """One answer of a request, with vLLM's names; ``RequestOutput`` describes the fields."""
 
     index: int
     text: str
@@ -155,26 +157,26 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The result of a finished request. Two are equal if they have the same prompt tokens and the same result.
+    """The result of a finished request. Two results are equal if their prompt tokens and their answers are equal.
 
     Attributes:
         prompt_token_ids: the tokens of the prompt.
         token_ids: all new tokens, with the end token if there was one.
         text: the text of the new tokens, without the end token, and cut before a stop string.
         finish_reason: "stop" for an end token or a stop string, "length" for ``max_tokens`` or the context, "abort" if
-            the caller aborted it, "error" if the model's logits weren't finite.
-        logprobs: one entry per new token if the parameters have ``logprobs``, otherwise None.
+            the caller aborted the request, "error" if the request failed.
+        logprobs: a ``TokenLogprobs`` for each new token; None if ``SamplingParams.logprobs`` is None.
         stop_reason: the stop string, or the token of ``stop_token_ids``, that ended the answer; otherwise None.
         prompt: the text of the prompt; for a conversation, the rendered template. None for a prompt of token ids.
         request_id: a number, as text, that is unique in this process.
-        error: the error if finish_reason is "error"; tokens and text are those before it.
+        error: the error if finish_reason is "error"; ``token_ids`` and ``text`` have the output before the error.
         metrics: times and counts of the request.
-        num_cached_tokens: the number of prompt tokens from the prefix cache; None without a cache. (vLLM's name.)
-        prompt_logprobs: one entry per prompt token if the parameters have ``prompt_logprobs``, otherwise None. The
-            first entry is None.
-        score: the score of a beam search's answer: see ``SamplingParams.num_beams``.
-        others: the results of the other answers if ``n`` is more than 1; this object is the first answer.
-        reader: converts the tokens into ``message``; None for a plain prompt.
+        num_cached_tokens: the number of prompt tokens from the prefix cache, as in vLLM; None without a prefix cache.
+        prompt_logprobs: a ``TokenLogprobs`` for each prompt token, but None for the first one. It is None if
+            ``SamplingParams.prompt_logprobs`` is None.
+        score: the score of a beam search's answer; see ``SamplingParams.num_beams``.
+        others: the other answers if ``SamplingParams.n`` is more than 1; this object is the first answer.
+        reader: the function that converts the tokens to ``message``; None if the prompt wasn't a conversation.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -237,11 +239,11 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """The new output since the last piece.
+    """The output since the last piece.
 
-    The texts of all pieces together are the ``text`` of the ``RequestOutput``. A text may be empty while a character or
-    a possible stop string is incomplete. Only the last piece has a ``finish_reason``. If ``n`` is more than 1, the
-    piece belongs to the answer ``index``.
+    The texts of all pieces together are the ``text`` of the ``RequestOutput``. A piece's text may be empty while a
+    character or a possible stop string is incomplete. Only the last piece of an answer has a ``finish_reason``.
+    ``index`` is the number of the answer if ``SamplingParams.n`` is more than 1.
     """
 
     token_ids: tuple[int, ...]
@@ -256,13 +258,13 @@ class BeamSearchSequence:
     """One sequence of ``LLM.beam_search``, as in vLLM.
 
     Attributes:
-        tokens: the prompt's tokens and the new ones, with the end token if there was one.
+        tokens: the tokens of the prompt and of the answer, with the end token if there was one.
         logprobs: for each new token, the log-probabilities of the most probable tokens.
         cum_logprob: the sum of the new tokens' log-probabilities.
-        text: the text of all tokens, with special tokens; None without a tokenizer.
+        text: the text of all tokens, including special tokens; None if the bundle has no tokenizer.
         finish_reason, stop_reason: as in ``RequestOutput``.
-        score: the value by which sequences are sorted; see ``SamplingParams.num_beams``. (In vLLM the prompt's tokens
-            count as part of the length; here only new tokens do, as in transformers.)
+        score: the number that sequences are sorted by; see ``SamplingParams.num_beams``. The length in it counts only
+            new tokens, as in transformers; vLLM also counts the prompt's tokens.
     """
 
     tokens: list[int]
@@ -276,7 +278,7 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True)
 class BeamSearchOutput:
-    """The result of ``LLM.beam_search`` for a prompt: ``sequences``, best first."""
+    """The result of ``LLM.beam_search`` for a prompt: the list ``sequences``, with the best sequence first."""
 
     sequences: list[BeamSearchSequence]
 

@@ -54,75 +54,79 @@ class _Biases(dict[int, float]):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The parameters of one request: how tokens are chosen, and when the answer ends. Greedy unless ``temperature`` is
-    set.
+    """The parameters of one request: how tokens are chosen, and when the answer ends. By default each token is the most
+    probable one.
 
-    The values that the model's makers recommend are in ``LLM.default_params()``; they are never applied silently. None
-    for a field means its default, except for ``max_tokens``.
+    ``LLM.default_params()`` returns the values that the model's makers recommend; requests use them only if you pass
+    them. None for a field means its default, except for ``max_tokens``.
 
     Attributes:
-        temperature: logits are divided by it, as 32-bit floats; 0 takes the most probable token.
+        temperature: the divisor of the logits, as 32-bit floats; 0 takes the most probable token.
         top_k: keeps only the k most probable tokens; 0 or -1 is off.
-        top_p: keeps only the most probable tokens that together have this probability; 1 is off.
+        top_p: keeps the most probable tokens until their probabilities sum to this value; 1 is off.
         min_p: keeps only tokens with at least this share of the greatest probability; 0 is off.
-        typical_p: keeps only tokens whose surprise is close to the expected one and which together have this
-            probability; 1 is off.
-        top_n_sigma: keeps only tokens whose logit is at most n standard deviations below the greatest one; 0 or -1 is
-            off. The deviation is that of all logits that aren't banned (arXiv 2411.07641).
-        xtc_probability: the chance that the most probable tokens are excluded for a token; 0 is off. With a temperature
-            of 0 nothing is excluded.
-        xtc_threshold: the least probability of a token that XTC may exclude. The least probable of these tokens stays.
-            Above 0.5 nothing is excluded.
-        repetition_penalty: for tokens of the prompt or the answer, positive logits are divided by it and negative
-            logits multiplied; 1 is off. As in transformers and vLLM.
-        frequency_penalty: this, times the number of a token's occurrences in the answer, is subtracted from its logit;
-            0 is off.
-        presence_penalty: subtracted from the logits of tokens that occur in the answer; 0 is off. Both as in OpenAI's
-            API and vLLM; a negative value favours them.
-        dry_multiplier: DRY, as in llama.cpp: a token that would continue a repeated sequence of n tokens loses
-            ``dry_multiplier * dry_base ** (n - dry_allowed_length)`` of its logit; 0 is off.
+        typical_p: keeps the tokens whose negative log-probability is closest to the entropy, until their probabilities
+            sum to this value; 1 is off.
+        top_n_sigma: keeps only tokens whose logit is at most n standard deviations below the greatest logit; 0 or -1 is
+            off. Banned tokens don't count in the deviation (arXiv 2411.07641).
+        xtc_probability: the chance that XTC excludes the most probable tokens when a token is drawn; 0 is off. With
+            temperature 0 XTC excludes nothing.
+        xtc_threshold: the least probability of tokens that XTC excludes. It keeps the least probable of these tokens.
+            Above 0.5 it excludes nothing.
+        repetition_penalty: for tokens that occur in the prompt or the answer, positive logits are divided by this
+            value, and negative logits multiplied; 1 is off. As in transformers and vLLM.
+        frequency_penalty: a token's logit is reduced by this value times the number of its occurrences in the answer; 0
+            is off. As in OpenAI's API and vLLM; a negative value favours such tokens.
+        presence_penalty: the logits of tokens that occur in the answer are reduced by this value; otherwise as
+            ``frequency_penalty``.
+        dry_multiplier: DRY, as in llama.cpp, penalizes a token that would continue a repeated sequence of n tokens. Its
+            logit is reduced by ``dry_multiplier * dry_base ** (n - dry_allowed_length)``; 0 is off.
         dry_base: 1 or more.
-        dry_allowed_length: the length of the shortest sequence that is penalized.
+        dry_allowed_length: the length of the shortest repeated sequence that is penalized.
         dry_penalty_last_n: the number of last tokens that DRY considers; -1 is all, 0 is off.
-        dry_sequence_breakers: texts across which no sequence extends, at most 32 of 40 bytes each.
-        logit_bias: token -> value added to its logit, before the penalties; -inf bans it.
+        dry_sequence_breakers: texts that end a repeated sequence; at most 32 texts of 40 bytes each.
+        logit_bias: a mapping of tokens to values that are added to their logits, before the penalties; -inf bans a
+            token.
         allowed_token_ids: the only allowed tokens; () allows all.
-        bad_words: banned texts, or lists of token ids. A text is banned as it is tokenized at the beginning of a text
-            and after a space; if it is tokenized otherwise it may still occur, as in vLLM. At most 32,768 characters or
-            ids together.
-        min_tokens: the number of tokens before a token that ends the text is allowed. A stop string may end it earlier.
-        seed: seed of the random numbers, 0 <= seed < 2**64. None takes ``seed_of(prompt ids)``: the same prompt and
+        bad_words: banned texts, or lists of token ids. A text is banned in its tokenizations at the beginning of a text
+            and after a space; another tokenization of it may still occur, as in vLLM. At most 32,768 characters or ids
+            together.
+        min_tokens: end tokens are banned before the answer has this number of tokens. A stop string can end the answer
+            earlier.
+        seed: seed of the random numbers, 0 <= seed < 2**64. None computes it from the prompt, so the same prompt and
             parameters give the same tokens at every call. Pass different seeds to get different samples.
         max_tokens: the most new tokens, within the model's context. None allows as many as fit into the context and the
             KV cache.
-        stop: a string, or several, that end the text. The text is cut before the string that begins first, however it
-            is split into tokens. A few more tokens are computed if another string completes earlier. At most 128
-            strings, of 4,096 characters together.
-        stop_token_ids: tokens that end the text, besides the model's own. Their text is left out.
-        ignore_eos: True if the model's own end tokens don't end the text.
-        logprobs: 0 reports each new token's log-probability, and k also those of the k most probable tokens. None
-            reports none.
-        prompt_logprobs: the same for each prompt token except the first. The prompt is then computed without the cache.
+        stop: a string, or several, that end the text. The text is cut before the string that begins first, even if
+            another string is complete earlier, so a few more tokens may be computed. At most 128 strings, of 4,096
+            characters together.
+        stop_token_ids: tokens that end the text, in addition to the model's end tokens. The text leaves them out.
+        ignore_eos: True if the model's end tokens don't end the text.
+        logprobs: the number k of most probable tokens whose log-probabilities are returned for each new token, together
+            with the new token's. None returns no log-probabilities.
+        prompt_logprobs: as ``logprobs``, for each prompt token except the first. The prompt is then computed without
+            the prefix cache.
         n: the number of answers. Answer i has the tokens of a single request with the seed ``sample_seed(seed, i)``.
-        best_of: the number of answers that are computed; the ``n`` with the greatest mean log-probability are returned,
-            best first.
-        num_beams: with more than 1, a beam search for the ``n`` answers with the greatest score: the sum of their
-            log-probabilities divided by their length to the power of ``length_penalty``. As in transformers.
+        best_of: the number of answers that are computed; the ``n`` answers with the greatest mean log-probability are
+            returned, best first.
+        num_beams: the number of beams; more than 1 runs a beam search for the ``n`` answers with the greatest score. A
+            score is the sum of an answer's log-probabilities, divided by its length to the power of
+            ``length_penalty``. As in transformers.
         length_penalty: above 0 favours longer answers of a beam search.
         early_stopping: when a beam search ends. True: as soon as there are ``num_beams`` answers. False: when a better
             answer is unlikely. "never": when a better answer is impossible.
-        speculate: False computes no proposed tokens for this request; the tokens are the same.
-        skip_special_tokens: True leaves special tokens (``<|im_end|>``) out of the text. False includes them, except
-            for one that ends the answer.
+        speculate: False computes no proposed tokens for this request; the answer is the same.
+        skip_special_tokens: True leaves special tokens such as ``<|im_end|>`` out of the text. False includes them,
+            except for the one that ends the answer.
         include_stop_str_in_output: True if the text includes the stop string or token that ended it.
-        detokenize: False produces no text; then stop strings can't be used.
-        structured_outputs: the form of the answer: a JSON schema, a pattern, a grammar. End tokens end it even with
-            ``ignore_eos``. It needs ``enginewright[structured]``.
+        detokenize: False produces no text, and excludes stop strings.
+        structured_outputs: a ``StructuredOutputsParams`` with the form of the answer, such as a JSON schema. End tokens
+            end such an answer even with ``ignore_eos``. It needs ``enginewright[structured]``.
 
     vLLM's other fields are accepted if no result depends on them, or if their value changes nothing.
 
     Raises:
-        RequestError: a value is out of range, or there is no such field; names the field.
+        RequestError: a value is out of range, or a field is unknown; the message names the field.
     """
 
     temperature: float = 0.0
@@ -325,16 +329,16 @@ class BeamSearchParams:
     """vLLM's parameters for ``LLM.beam_search``; ``SamplingParams(num_beams=...)`` has more options.
 
     Attributes:
-        beam_width: the number of sequences that continue, and that are returned.
-        max_tokens: the most new tokens.
-        ignore_eos: True if the model's own end tokens don't end a sequence.
-        temperature: must be 0: a beam search draws nothing.
+        beam_width: the number of sequences that the search extends and returns.
+        max_tokens: the most new tokens of a sequence.
+        ignore_eos: True if the model's end tokens don't end a sequence.
+        temperature: must be 0, because a beam search draws no random tokens.
         length_penalty: above 0 favours longer sequences.
-        include_stop_str_in_output: has no effect: an end token is always in a sequence's tokens and text.
-        structured_outputs: the form of a sequence; see ``StructuredOutputsParams``.
+        include_stop_str_in_output: ignored; a sequence's tokens and text always have the end token.
+        structured_outputs: the form of a sequence, a ``StructuredOutputsParams``.
 
     Raises:
-        RequestError: a value is out of range; names the field.
+        RequestError: a value is out of range; the message names the field.
     """
 
     beam_width: int

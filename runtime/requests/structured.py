@@ -59,23 +59,23 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """The form of an answer: exactly one of the first six fields is set. Fields have the names of vLLM's class.
+    """The form of an answer. Exactly one of the first six fields must be set. The names are vLLM's.
 
     Attributes:
         json: a JSON schema, as a mapping or as text, or a pydantic model.
         regex: a regular expression that the whole answer matches, in the dialect of Rust's regex crate.
-        choice: texts, one of which is the answer.
+        choice: a list of texts; the answer is one of them.
         grammar: a Lark grammar, in llguidance's dialect (its docs/syntax.md).
         json_object: True allows any JSON object.
         structural_tag: JSON text {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. After a trigger
-            occurs, the answer continues with one of the structures that begin with it: its schema, then its end.
-            Elsewhere text is free.
-        disable_any_whitespace: True if JSON is compact.
-        whitespace_pattern: a regular expression for the whitespace between JSON tokens; the default is
-            ``JSON_WHITESPACE``.
+            occurs, the answer continues with a structure whose ``begin`` starts with the trigger: the rest of
+            ``begin``, JSON that follows ``schema``, and ``end``. Other text isn't restricted.
+        disable_any_whitespace: True if JSON has no whitespace between its tokens.
+        whitespace_pattern: a regular expression for the whitespace between JSON tokens. By default it is a space, or
+            a line break with an indentation.
 
     Raises:
-        RequestError: none or several of the six are set, or a value is invalid; names the field.
+        RequestError: none or several of the six fields are set, or a value is invalid; the message names the field.
     """
 
     json: str | Mapping[str, Any] | type | bool | None = None

@@ -32,21 +32,23 @@ _TYPES: Mapping[str, tuple[type, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
-    """The order of requests. The default is by priority, then first come, first served.
+    """The order of requests. By default it is their priority, then the order of arrival.
 
     Attributes:
-        classes: name -> targets, such as ``{"chat": {"ttft": "500ms", "tpot": "30ms"}, "batch": {"priority": 1}}``: the
-            time to the first token, and the mean time per further token. A request names its class
-            (``request_class``); others are in the class "default", if there is one.
-        shares: tenant -> weight, such as ``{"gold": 3}``; other tenants have 1. With ``shares`` or ``fair``, each
-            tenant gets its share of the work within a priority (virtual token counters: Sheng et al., OSDI 2024).
-        fair: True if all tenants have the same share.
+        classes: name -> targets, such as ``{"chat": {"ttft": "500ms", "tpot": "30ms"}, "batch": {"priority": 1}}``.
+            ttft is the time to the first token, tpot the mean time for each further token. A request names its class
+            (``request_class``); otherwise it is in the class "default", if there is one.
+        shares: tenant -> weight, such as ``{"gold": 3}``; other tenants have weight 1. Within a priority, each tenant
+            gets a share of the work that is proportional to its weight (virtual token counters: Sheng et al., OSDI
+            2024).
+        fair: True if all tenants have the same weight.
         refuse: True if a request ends with an OverloadError at once when its targets can't be met, or when it would
             make another request miss its targets. False serves it late.
-        max_waiting: the most waiting requests; further ones are refused with an OverloadError.
-        patience: about how long a request without a target for its first token waits for others.
-        offline: True for the highest throughput: long steps, and no targets.
-        plan: the output of ``optimize plan BUNDLE --gpu cpu --json``, for the times of steps until they are measured.
+        max_waiting: the most waiting requests; further requests are refused with an OverloadError. None is no limit.
+        patience: about the longest wait of a request without a ttft, in seconds or as text such as "30s".
+        offline: True for the highest throughput, with long steps. No class may have targets then.
+        plan: a file with the output of ``optimize plan BUNDLE --gpu cpu --json``. Its predicted step times are used
+            until steps have been measured.
     """
 
     classes: Mapping[str, RequestClass | Mapping[str, Any]] = field(default_factory=dict)

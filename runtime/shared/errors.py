@@ -70,13 +70,13 @@ def meant_in(fields: Iterable[str], *missing: str) -> str:
 
 
 class EnginewrightError(Exception):
-    """Base of all errors that Enginewright raises on purpose.
+    """The base class of all errors that Enginewright raises on purpose.
 
     Args:
-        message: the problem, naming the file, field or flag.
-        hint: the remedy, as a sentence; printed below the message.
+        message: the problem, with the name of the file, field or flag.
+        hint: a sentence about the remedy, which is printed below the message.
 
-    ``exit_code`` is the exit code of the ``optimize`` command (documented in docs/use/cli.md).
+    ``exit_code`` is the exit code of ``optimize``, which docs/use/cli.md lists.
     """
 
     exit_code = 1
@@ -115,21 +115,19 @@ class SourceWarning(UserWarning):
 
 
 class UnsupportedModelError(EnginewrightError):
-    """A model that can't be compiled: no decoder, an unsupported op, or attention that bypasses transformers'
-    interface.
-    """
+    """A model that can't be exported: it has no decoder or an unsupported op, or its attention isn't recognised."""
 
     exit_code = 4
 
 
 class RecipeError(EnginewrightError):
-    """A recipe with an unknown key, a bad value, or an unknown name."""
+    """A recipe that doesn't exist, or that has an unknown key or an invalid value."""
 
     exit_code = 5
 
 
 class PassError(EnginewrightError):
-    """A pass whose requirement didn't hold, that broke the program, or that was required and matched nothing."""
+    """A pass whose requirement isn't met, that breaks the program, or that must match something and matches nothing."""
 
     exit_code = 6
 
@@ -141,11 +139,11 @@ class BundleError(EnginewrightError):
 
 
 class TrustError(BundleError):
-    """A bundle with code that the caller doesn't allow to run, or whose hash isn't the trusted one."""
+    """A bundle with code that the caller doesn't allow to run, or with another hash than the trusted one."""
 
 
 class RequestError(EnginewrightError, ValueError):
-    """A request with an empty or too long prompt, or a sampling value out of range."""
+    """An invalid request or option, for example an empty prompt or a sampling value out of range."""
 
     exit_code = 8
 
@@ -154,10 +152,10 @@ class ContextError(RequestError):
     """A prompt that doesn't fit into the model's context.
 
     Attributes:
-        context: the tokens of the context, including the answer.
-        tokens: the tokens of the prompt.
-        exact: True if the prompt has exactly ``tokens`` tokens; False if it may have more.
-        room: the most tokens of a prompt: all but one of the context, or all where nothing is generated.
+        context: the number of tokens in the context, which the prompt and the answer share.
+        tokens: the number of tokens in the prompt.
+        exact: True if ``tokens`` is exact; False if the prompt may have more tokens.
+        room: the most tokens of a prompt: ``context`` - 1, or ``context`` if no token is generated.
     """
 
     def __init__(
@@ -185,7 +183,7 @@ class OverloadError(CapacityError):
     """A request that is refused because of other requests.
 
     Attributes:
-        retry_after: the seconds after which there may be room for it.
+        retry_after: the seconds after which the request may be accepted.
     """
 
     def __init__(self, message: str, *, retry_after: float) -> None:
@@ -194,11 +192,11 @@ class OverloadError(CapacityError):
 
 
 class OffloadError(CapacityError):
-    """A folder for keys and values that can't be written, or can't be read back.
+    """An ``offload_folder`` whose files of keys and values can't be written or read.
 
     Attributes:
-        lost: cache group -> blocks whose keys and values are lost.
-        full: True if a block can't be written, so that computing it again wouldn't help.
+        lost: name of a cache group -> the blocks whose keys and values are lost.
+        full: True if a block can't be written; then computing the block again doesn't help.
     """
 
     def __init__(
@@ -212,7 +210,7 @@ _EXPORT_PACKAGES = frozenset({"gguf", "huggingface_hub", "pydantic", "safetensor
 
 
 class MissingDependencyError(EnginewrightError, ImportError):
-    """An optional package that isn't installed; the hint names the extra."""
+    """An optional package that isn't installed; the hint names the extra of Enginewright that contains it."""
 
     exit_code = 10
 
@@ -255,25 +253,25 @@ class MissingDependencyError(EnginewrightError, ImportError):
 
 
 class VerificationError(EnginewrightError):
-    """An exported program whose results differ from its source's by more than the recipe allows."""
+    """An exported program whose results differ from those of its source by more than the recipe allows."""
 
     exit_code = 11
 
 
 class ComparisonError(EnginewrightError):
-    """Two sides that can't be compared: different models, no common point, or a recipe that can't be repeated."""
+    """Two models or bundles that ``optimize bisect`` can't compare, for example of different models."""
 
     exit_code = 12
 
 
 class TargetError(EnginewrightError):
-    """A target that can't be built or run: an unknown GPU, an unsupported format, a library of another version."""
+    """A target that can't be built or run, for example because of an unknown GPU or another version of a library."""
 
     exit_code = 15
 
 
 class PartialExportError(TargetError):
-    """An export of which some targets failed. The bundle was written with the other targets.
+    """An export in which some targets failed. The bundle was written with the other targets.
 
     Attributes:
         report: the export's report; its ``failed`` has each error.
