@@ -18,8 +18,9 @@ import enginewright
 
 HEAD = """# Python reference
 
-This page describes all public names. [Python API](python-api.md) is an introduction. Signatures have no types of optional arguments.
-Only the methods of `LLM` are listed, because the methods of other classes are internal and may change.
+This page describes all public names; [Python API](python-api.md) is an introduction. Signatures show the types of
+required arguments, and the defaults of optional ones. The methods of classes other than `LLM` are left out, because
+they are internal and may change. `tests/test_python_reference.py` generates this page from docstrings.
 """
 LISTS = ("Args:", "Attributes:", "Raises:")
 TEXTS = ("Returns:", "Yields:")
@@ -29,8 +30,9 @@ FOR_EVENT_LOOPS = ("from_executor", "prepare", "submit", "after_step", "abort", 
 """Methods of `LLM` that the page only names."""
 COROUTINES = """### Coroutines
 
-These methods don't block the event loop: {}. Each has the arguments of the method whose name has no
-first letter `a`, except `progress` and `use_tqdm`. If the task is cancelled, or `aclose` is called, the requests end.
+These methods don't block the event loop: {}. `agenerate` has the arguments of `generate`, except `progress` and
+`use_tqdm`; the others correspond to a method in the same way. Requests end if the asyncio task is cancelled, or if
+`aclose` of a stream is called.
 
 ### For event loops
 
@@ -40,6 +42,8 @@ Programs with their own event loop, such as the server, use {}. Their docstrings
 
 def default_of(parameter: inspect.Parameter) -> str:
     """``=DEFAULT`` of a parameter; the fields of a record are left out."""
+    if repr(parameter.default) == "<factory>":  # all of them make a dictionary
+        return "={}"
     record = dataclasses.is_dataclass(parameter.default)
     return f"={type(parameter.default).__name__}(...)" if record else f"={parameter.default!r}"
 
@@ -57,8 +61,12 @@ def signature(name: str, value: object) -> str:
         if p.kind is p.KEYWORD_ONLY and "*" not in rows and not any(row.startswith("*") for row in rows):
             rows.append("*")
         stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        required = p.default is p.empty and not stars
-        rows.append(f"{stars}{p.name}: {p.annotation}" if required else f"{stars}{p.name}{'' if stars else default_of(p)}")
+        if stars:
+            rows.append(f"{stars}{p.name}")
+        elif p.default is p.empty:
+            rows.append(f"{p.name}: {p.annotation}")
+        else:
+            rows.append(f"{p.name}{default_of(p)}")
     result = "" if inspect.isclass(value) else f" -> {parameters.return_annotation}"
     line = f"{name}({', '.join(rows)}){result}"
     return line if len(line) <= 100 else f"{name}(\n" + "".join(f"    {row},\n" for row in rows) + f"){result}"

@@ -72,9 +72,9 @@ class LLM:
     EnginewrightError, because the child doesn't have its parent's threads; open the bundle again there.
 
     Args:
-        path (vLLM: model): a bundle; or a Hugging Face folder, a GGUF file or a Hub id ("org/name", "org/name:Q8_0").
-            Such a model is exported once into the export cache (`optimize cache`), with progress on stderr. This needs
-            the extra "export", and may raise the errors of ``export``.
+        path (in vLLM: model): a bundle; or a Hugging Face folder, a GGUF file or a Hub id ("org/name",
+            "org/name:Q8_0"). Such a model is exported once into the export cache (`optimize cache`), with progress on
+            stderr. This needs the extra "export", and may raise the errors of ``export``.
         recipe: the recipe for a model that is exported first. None is "gguf" for a quantized GGUF file, otherwise
             "int8".
         target: the bundle's target to run, such as "cpu" or "onnx". None is the first target that this machine can run
@@ -322,10 +322,10 @@ class LLM:
         Args:
             prompts: a prompt or several. A prompt is text, token ids, ``{"prompt": text}`` or
                 ``{"prompt_token_ids": ids}``.
-            params (vLLM: sampling_params): a ``SamplingParams`` for all prompts, or one for each. None is
+            params (in vLLM: sampling_params): a ``SamplingParams`` for all prompts, or one for each. None is
                 ``SamplingParams()``.
-            progress (vLLM: use_tqdm): True shows a progress bar on stderr. None shows it on a terminal for 8 prompts or
-                more.
+            progress (in vLLM: use_tqdm): True shows a progress bar on stderr. None shows it on a terminal for 8 prompts
+                or more.
             raise_errors: the way an error of one request is reported, for example if its logits are NaN. False sets
                 ``error`` of the request's output, and its finish_reason to "error". True raises the error after all
                 requests have ended. None raises it only for a single prompt that isn't in a list.
