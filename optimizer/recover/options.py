@@ -14,22 +14,21 @@ class RecoverOptions:
     """The options of a recovery's training.
 
     Attributes:
-        steps: the number of optimizer steps.
+        steps: the optimizer steps.
         batch_tokens: the tokens of a step, rounded down to whole sequences; at least one sequence.
         sequence_length: the most tokens of a sequence, within the model's context.
         learning_rate: the highest learning rate. The rate rises during ``warmup``, then falls as a cosine to a tenth.
         warmup: the share of the steps in which the learning rate rises.
         temperature: the number by which the logits of both models are divided before they are compared.
-        hidden: the weight of the layers' outputs in the loss. Their error is the mean squared error, relative to the
-            source's outputs.
+        hidden: the weight, in the loss, of the mean squared error of the layers' outputs, relative to the source's.
         clip: the largest norm of all gradients together; larger gradients are scaled down.
         weight_decay: the decay of matrices, as in AdamW.
         sampled_tokens: the number of tokens to sample from the source if there is no text.
         validation: the share of the sequences that is used only for measurements.
         checkpoint_every: the steps between two checkpoints; each checkpoint is measured.
-        accumulate: the number of parts into which a step's sequences are divided, to save memory.
+        accumulate: the number of parts of a step, which run one after the other to save memory.
         seed: the seed of the sampling and of the order of sequences.
-        threads: the number of torch's threads; 0 doesn't change it.
+        threads: torch's threads; 0 doesn't change their number.
     """
 
     steps: int = 300

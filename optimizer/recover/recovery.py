@@ -67,8 +67,7 @@ def recover(
             bits as a training without the interruption.
         overwrite: True replaces an existing recovery.
         tokenizer: the tokenizer if ``source`` is a transformers model.
-        progress: a function that is called during the work with the stages capture, tokens, calibration, passes, train
-            and measure.
+        progress: a function that is called during the work.
 
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError: as for ``export``.
