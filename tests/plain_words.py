@@ -45,7 +45,6 @@ STILL_LONG = {
     "docs/inside/bundle-format.md": 1,
     "docs/inside/stored-weights.md": 2,
     "benchmarks/notes/engines.md": 4,
-    "docs/use/python-reference.md": 2,
 }
 """Longer sentences that pages have still. A page may have fewer, and then its number here is lowered."""
 

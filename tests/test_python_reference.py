@@ -36,7 +36,7 @@ These methods don't block the event loop: {}. `agenerate` has the arguments of `
 
 ### For event loops
 
-Programs with their own event loop, such as the server, use {}. Their docstrings describe them.
+Programs with their own event loop, such as the server, use these methods, which have docstrings: {}.
 """
 
 

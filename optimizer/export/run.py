@@ -53,15 +53,15 @@ def export(
 ) -> ExportReport:
     """Exports a model: captures its decoder, applies the recipe's passes, and writes a bundle.
 
-    The program is compared with the source after each pass, and so is the complete bundle.
+    After each pass, the program's outputs are compared with those of the source model; finally, those of the bundle.
 
     Args:
-        source: a Hugging Face directory, a GGUF file, a model's id on the Hugging Face Hub, such as "org/name" or
-            "org/name:Q4_K_M", or a transformers model, which isn't changed.
+        source: a Hugging Face directory, a GGUF file, the id of a model on the Hugging Face Hub ("org/name" or
+            "org/name:Q4_K_M"), or a transformers model. A transformers model isn't changed.
         output: the folder of the bundle; it is created only if the export succeeds.
         revision: the branch, tag or commit of a Hub id.
-        recipe: a built-in recipe's name, a TOML file, or a Recipe. The default is the recovery's recipe, or "gguf" for
-            a GGUF file with quantized matrices, otherwise "f32".
+        recipe: a built-in recipe's name, a TOML file, or a Recipe. The default is the recipe of ``recovered``, "gguf"
+            for a GGUF file with quantized matrices, or otherwise "f32".
         targets: the names of targets, instead of the recipe's.
         context_length: the most tokens of a request, instead of the recipe's number.
         calibration: a file of text or JSONL for passes that need calibration tokens. By default the recipe decides:
@@ -70,7 +70,8 @@ def export(
         max_memory: the most resident memory of the process, in bytes or as text such as "4GiB". The report has the
             memory that was used, even if it was more.
         gpus: the compute capabilities for which engines are built, such as "8.9" or "sm89", instead of the recipe's.
-        kv_cache: the format of keys and values, instead of the recipe's: "f32", "bf16", "int8" or "auto:6000".
+        kv_cache: the format of keys and values, instead of the recipe's: "f32", "bf16", "int8", or "auto:6000" (formats
+            by layer, with at most 6,000 bytes per token).
         partitions: the partitions that the bundle must support on the cpu target, such as "tensor=2,pipeline=2",
             instead of the recipe's; see ``LLM``.
         name: the model's name in the bundle and its report; by default the name of its file or folder.
@@ -86,11 +87,11 @@ def export(
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: see these classes; the
             message names the file, field or module. Nothing is left on the disk, even after Ctrl-C.
-        RequestError: the calibration file, a recipe's file of lengths, ``max_memory``, ``part`` or ``lora`` is
+        RequestError: the calibration file, a file that the recipe names, ``max_memory``, ``part`` or ``lora`` is
             invalid.
         TargetError: a GPU is unknown, or engines for it can't be built.
-        PartialExportError: one of several targets failed. The bundle was written with the other targets; the error's
-            ``report`` has the report.
+        PartialExportError: one of several targets failed. The bundle was written with the other targets; see its
+            ``report``.
         VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows. The message
             has the difference, and the values that a pass changed most.
     """

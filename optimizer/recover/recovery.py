@@ -50,7 +50,7 @@ def recover(
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
 ) -> RecoveryReport:
-    """Trains the quantized or pruned model of a recipe to predict as its source does, and stores the trained weights.
+    """Trains a model that a recipe quantizes or prunes to predict as its source does, and stores the trained weights.
 
     ``export(source, bundle, recovered=output)`` then writes a bundle with these weights. Training runs the same program
     as the bundle, with the same rounding. The loss is the KL divergence of the next token's distribution from the

@@ -81,8 +81,8 @@ class LLM:
             and that ``trust`` allows.
         threads: the number of threads that compute, at most 1024; 0 is one per core. With several ranks, the number for
             each rank.
-        ranks: the number of processes that run the model together, each with a part of it. On the cpu target it doesn't
-            change the tokens. On the cuda target each rank has a GPU. None is 1, which is this process; 2 is
+        ranks: the number of processes that run the model together, each with a part of it. On the cpu target the tokens
+            don't depend on this number. On the cuda target each rank has a GPU. None is 1, which is this process; 2 is
             ``partition="tensor=2"``.
         partition: the way the model is divided among ranks, such as "tensor=2"; None uses ``ranks``.
         rank_timeout: the seconds without progress after which a rank counts as lost. All ranks then end.
@@ -95,9 +95,9 @@ class LLM:
         context: the most tokens of a request and its answer; None is the model's context. On the onnx target, memory
             for this number of tokens is reserved for each request.
         memory: the most memory of the KV cache, in bytes or as text such as "512MiB"; None is a quarter of the free
-            memory. The cache is smaller if that suffices for ``max_requests`` requests with full context.
-        states_memory: the part of ``memory`` for snapshots of recurrent layers' states. The least recently used are
-            evicted. None has room for one snapshot for each of ``max_requests``.
+            memory. Less is used if it suffices for ``max_requests`` requests with full context.
+        states_memory: the part of ``memory`` for snapshots of recurrent layers' states. The least recently used
+            snapshots are evicted. None is room for one snapshot for each of ``max_requests``.
         max_requests: the most requests that run at the same time; further requests wait.
         prefill_chunk: the most prompt tokens of a step; None is 512, or the largest bucket if steps use buckets.
         buckets: True pads steps to the fixed sizes (buckets) in the bundle, if it has any; False runs steps of any
@@ -112,8 +112,8 @@ class LLM:
             on it. A target that can't share blocks keeps none (``info()["prefix_cache"]`` is None then).
         speculate: the method that proposes tokens, which the model verifies; the answers don't depend on it. "lookup"
             proposes the tokens that followed the last few tokens before. The path of a faster bundle with the same
-            vocabulary adds its proposals. Proposals are verified on the cpu target, and on the cuda target with an
-            exact recipe. On these targets without ``buckets``, "auto" is "lookup"; otherwise it is None.
+            vocabulary adds that bundle's proposals. Proposals are verified on the cpu target, and on the cuda target
+            with an exact recipe. On these targets without ``buckets``, "auto" is "lookup"; otherwise it is None.
         scheduling: "fcfs" (first come, first served) or None, which is the same; "priority", "fair", "offline", or a
             ``Scheduling``.
         prefix_memory: pinned main memory for KV blocks that are evicted from the GPU's memory, in bytes or as text such
@@ -124,8 +124,8 @@ class LLM:
         prefix_folder_size: the most bytes of the folder's files, or text such as "8GiB"; the least recently used are
             deleted.
         prefix_folder_days: when the folder is opened, files that weren't used for this number of days are deleted.
-        offload_folder: a folder for keys and values that an adaptive context doesn't need in the current step, so that
-            a context can be larger than ``memory``. It is created if needed, must belong to the user alone, and is
+        offload_folder: a folder for keys and values that an adaptive context doesn't need in the current step. A context
+            can then be larger than ``memory``. The folder is created if needed, must belong to the user alone, and is
             empty afterwards. Only for the cpu target and bundles with an adaptive context.
         offload_size: the most bytes in ``offload_folder``, or text such as "8GiB".
         load: "map" maps the weights of the cpu target from their files. A changed file is noticed before the next step
@@ -240,7 +240,7 @@ class LLM:
             raise
 
     def check_weights(self, timeout: float | None = None) -> bool:
-        """Waits until the hashes of all weights are checked, at most ``timeout`` seconds. Returns True if they are
+        """Waits until the hashes of all weights are checked, at most ``timeout`` seconds. Returns True if all are
         right.
 
         Returns False after ``timeout`` seconds, or if ``verify`` isn't None.
@@ -286,7 +286,7 @@ class LLM:
         return self._context.tokenizer
 
     def get_tokenizer(self, lora_request: None = None) -> Tokenizer:
-        """Returns ``tokenizer``, as in vLLM."""
+        """Returns the attribute ``tokenizer``; vLLM has this method."""
         check_nothing("lora_request", lora_request, OF_GENERATE)
         return self.tokenizer
 
@@ -369,7 +369,7 @@ class LLM:
         An output's ``message`` has the answer's content, reasoning and tool calls. Three variables restrict answers, as
         in OpenAI's API. ``tool_choice`` is "auto", "required", "none" or a tool's name. ``parallel_tool_calls=False``
         allows at most one call. ``response_format`` is a JSON schema in OpenAI's form, or a pydantic model; it applies
-        to the text after the reasoning. If a tool's ``strict`` is True, calls of the tool follow its schema.
+        to the text after the reasoning. If a tool's ``strict`` is True, calls of the tool follow the tool's schema.
 
         The other arguments, including ``tenant``, ``priority`` and ``request_class``, are those of ``generate``.
 
@@ -394,7 +394,7 @@ class LLM:
 
         Args:
             prompts: as for ``generate``.
-            params: the number of beams, and the most tokens of each.
+            params: a ``BeamSearchParams`` with the number of beams and the most tokens of each.
             lora_request: must be None, because a request can't choose adapters.
             use_tqdm: True shows a progress bar on stderr.
             concurrency_limit: ignored; ``LLM(max_requests=...)`` limits the requests that run at the same time.
@@ -558,7 +558,7 @@ class LLM:
                 output.
 
         Raises the errors of ``generate``, and RequestError if the target can't return a layer's input. In formats such
-        as int8 it can't return -1, because the final norm rounds its output.
+        as int8, -1 can't be returned, because the final norm rounds its output.
         """
         return self.run(HiddenStates(prompt, layers))
 
@@ -575,7 +575,7 @@ class LLM:
         raise_errors: bool | None = None,
         **options: Unpack[RequestArguments],
     ) -> FloatArray:
-        """Returns the vectors of n texts, each with E numbers: float32 [n, E]. One text that isn't in a list gives [E].
+        """Returns the vectors of n texts, each with E numbers: float32 [n, E]. A text outside a list gives [E].
 
         A vector's bits don't depend on other texts, on the batch, or on the number of threads.
 
@@ -583,8 +583,8 @@ class LLM:
             texts: a text or several. A text may be token ids, which must then include all special tokens.
             prompt: the name of one of the model's prompts, such as "query"; ``info()["pooling"]`` lists them. The
                 prompt is put before each text, but not before token ids. None is the model's default, "" is no prompt.
-            dimensions: the number of first numbers of each vector to return, if the model allows this number. None
-                returns all.
+            dimensions: returns only this number of each vector's first numbers, if the model allows it. None returns
+                all.
             normalize: True divides each vector by its length, after ``dimensions``. None is the model's default.
             truncate: True cuts texts that are longer than the model's context; False refuses them.
             progress: True shows a progress bar on stderr. None shows it on a terminal for 8 texts or more.
@@ -617,7 +617,7 @@ class LLM:
     ) -> FloatArray:
         """Returns a reranker's scores of n documents for a query: float32 [n].
 
-        One document that isn't in a list gives [].
+        One document that isn't in a list gives the shape [].
 
         Args:
             query: a text, or one for each document.
@@ -704,11 +704,11 @@ class LLM:
         return classifications(await TextCall.begin(self._context, task, options, raise_errors).arun(self._loop))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Returns ``default_params()``, as in vLLM."""
+        """Returns the result of ``default_params``; vLLM has this method."""
         return self.default_params()
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        """Returns the sampling parameters that the model's makers recommend, with ``overrides`` instead of some."""
+        """Returns the sampling parameters that the model's makers recommend, except for ``overrides``."""
         return SamplingParams.from_defaults(self.model.generation_defaults, **overrides)
 
     def info(self) -> dict[str, Any]:

@@ -23,10 +23,10 @@ error: the request failed, for example because its logits weren't finite.
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """The natural-log probability of a token, and in ``top`` those of the most probable tokens, best first.
+    """The log-probability of a token (natural logarithm).
 
-    ``top`` has pairs (token, log-probability). All are from the model's own distribution, before penalties,
-    temperature, and filters such as top_k.
+    ``top`` has pairs (token, log-probability) of the most probable tokens, best first. The numbers are from the model's
+    own distribution, before penalties, temperature, and filters such as top_k.
     """
 
     token_id: int
@@ -115,7 +115,7 @@ class Classification:
         labels: the names of the C classes; their numbers if the model has no names.
         scores: float32 numbers, one for each class: [C]. A model that classifies each of S tokens has [S, C].
         token_ids: the tokens of the text, with the special tokens around it.
-        error: the error if this text failed, and then all scores are NaN; otherwise None.
+        error: the error if this text failed (all scores are NaN then); otherwise None.
     """
 
     labels: tuple[str, ...]
@@ -263,8 +263,8 @@ class BeamSearchSequence:
         cum_logprob: the sum of the new tokens' log-probabilities.
         text: the text of all tokens, including special tokens; None if the bundle has no tokenizer.
         finish_reason, stop_reason: as in ``RequestOutput``.
-        score: the number that sequences are sorted by; see ``SamplingParams.num_beams``. The length in it counts only
-            new tokens, as in transformers; vLLM also counts the prompt's tokens.
+        score: the number that sequences are sorted by; see ``SamplingParams.num_beams``. A sequence's length counts
+            only new tokens, as in transformers; vLLM also counts the prompt's tokens.
     """
 
     tokens: list[int]

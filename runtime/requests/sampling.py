@@ -69,19 +69,19 @@ class SamplingParams:
             sum to this value; 1 is off.
         top_n_sigma: keeps only tokens whose logit is at most n standard deviations below the greatest logit; 0 or -1 is
             off. Banned tokens don't count in the deviation (arXiv 2411.07641).
-        xtc_probability: the chance that XTC excludes the most probable tokens when a token is drawn; 0 is off. With
-            temperature 0 XTC excludes nothing.
-        xtc_threshold: the least probability of tokens that XTC excludes. It keeps the least probable of these tokens.
-            Above 0.5 it excludes nothing.
+        xtc_probability: the chance that XTC ("exclude top choices") is used when a token is drawn; 0 is off. XTC isn't
+            used with temperature 0.
+        xtc_threshold: XTC excludes the tokens with at least this probability, except for the least probable of them.
+            Above 0.5 XTC excludes nothing.
         repetition_penalty: for tokens that occur in the prompt or the answer, positive logits are divided by this
             value, and negative logits multiplied; 1 is off. As in transformers and vLLM.
         frequency_penalty: a token's logit is reduced by this value times the number of its occurrences in the answer; 0
-            is off. As in OpenAI's API and vLLM; a negative value favours such tokens.
+            is off. As in OpenAI's API and vLLM; a negative value favours repeated tokens.
         presence_penalty: the logits of tokens that occur in the answer are reduced by this value; otherwise as
             ``frequency_penalty``.
-        dry_multiplier: DRY, as in llama.cpp, penalizes a token that would continue a repeated sequence of n tokens. Its
-            logit is reduced by ``dry_multiplier * dry_base ** (n - dry_allowed_length)``; 0 is off.
-        dry_base: 1 or more.
+        dry_multiplier: DRY, as in llama.cpp, penalizes a token that would continue a repeated sequence of n tokens. The
+            token's logit is reduced by ``dry_multiplier * dry_base ** (n - dry_allowed_length)``; 0 is off.
+        dry_base: the base in the formula of ``dry_multiplier``; 1 or more.
         dry_allowed_length: the length of the shortest repeated sequence that is penalized.
         dry_penalty_last_n: the number of last tokens that DRY considers; -1 is all, 0 is off.
         dry_sequence_breakers: texts that end a repeated sequence; at most 32 texts of 40 bytes each.
@@ -89,7 +89,7 @@ class SamplingParams:
             token.
         allowed_token_ids: the only allowed tokens; () allows all.
         bad_words: banned texts, or lists of token ids. A text is banned in its tokenizations at the beginning of a text
-            and after a space; another tokenization of it may still occur, as in vLLM. At most 32,768 characters or ids
+            and after a space. Another tokenization may still occur, as in vLLM. At most 32,768 characters or ids
             together.
         min_tokens: end tokens are banned before the answer has this number of tokens. A stop string can end the answer
             earlier.
@@ -100,10 +100,10 @@ class SamplingParams:
         stop: a string, or several, that end the text. The text is cut before the string that begins first, even if
             another string is complete earlier, so a few more tokens may be computed. At most 128 strings, of 4,096
             characters together.
-        stop_token_ids: tokens that end the text, in addition to the model's end tokens. The text leaves them out.
+        stop_token_ids: tokens that end the text, in addition to the model's end tokens. The text doesn't include them.
         ignore_eos: True if the model's end tokens don't end the text.
-        logprobs: the number k of most probable tokens whose log-probabilities are returned for each new token, together
-            with the new token's. None returns no log-probabilities.
+        logprobs: the number k of most probable tokens whose log-probabilities are returned for each new token, in
+            addition to the new token's own. None returns no log-probabilities.
         prompt_logprobs: as ``logprobs``, for each prompt token except the first. The prompt is then computed without
             the prefix cache.
         n: the number of answers. Answer i has the tokens of a single request with the seed ``sample_seed(seed, i)``.
@@ -118,8 +118,8 @@ class SamplingParams:
         speculate: False computes no proposed tokens for this request; the answer is the same.
         skip_special_tokens: True leaves special tokens such as ``<|im_end|>`` out of the text. False includes them,
             except for the one that ends the answer.
-        include_stop_str_in_output: True if the text includes the stop string or token that ended it.
-        detokenize: False produces no text, and excludes stop strings.
+        include_stop_str_in_output: True if the text includes the stop string or token that ended the text.
+        detokenize: False produces no text; stop strings can't be used then.
         structured_outputs: a ``StructuredOutputsParams`` with the form of the answer, such as a JSON schema. End tokens
             end such an answer even with ``ignore_eos``. It needs ``enginewright[structured]``.
 
