@@ -124,9 +124,9 @@ class LLM:
         prefix_folder_size: the most bytes of the folder's files, or text such as "8GiB"; the least recently used are
             deleted.
         prefix_folder_days: when the folder is opened, files that weren't used for this number of days are deleted.
-        offload_folder: a folder for keys and values that an adaptive context doesn't need in the current step. A context
-            can then be larger than ``memory``. The folder is created if needed, must belong to the user alone, and is
-            empty afterwards. Only for the cpu target and bundles with an adaptive context.
+        offload_folder: a folder for keys and values that an adaptive context doesn't need in the current step. A
+            context can then be larger than ``memory``. The folder is created if needed, must belong to the user alone,
+            and is empty afterwards. Only for the cpu target and bundles with an adaptive context.
         offload_size: the most bytes in ``offload_folder``, or text such as "8GiB".
         load: "map" maps the weights of the cpu target from their files. A changed file is noticed before the next step
             (BundleError), but a file that is truncated during a step ends the process (SIGBUS). "read" copies the

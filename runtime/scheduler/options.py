@@ -42,8 +42,8 @@ class Scheduling:
             gets a share of the work that is proportional to its weight (virtual token counters: Sheng et al., OSDI
             2024).
         fair: True if all tenants have the same weight.
-        refuse: True ends a request with an OverloadError at once if its targets can't be met, or if it would make another
-            request miss its targets. False serves the request late.
+        refuse: True ends a request with an OverloadError at once if its targets can't be met, or if it would make
+            another request miss its targets. False serves the request late.
         max_waiting: the most waiting requests; further requests are refused with an OverloadError. None is no limit.
         patience: about the longest wait of a request without a ttft, in seconds or as text such as "30s".
         offline: True for the highest throughput, with long steps. No class may have targets then.
