@@ -64,7 +64,7 @@ class Attribute(NamedTuple):
 
     @property
     def row(self) -> str:
-        values = f" ({', '.join(self.values)})" if self.values else ""
+        values = f", one of {', '.join(self.values)}" if self.values else ""
         return f"`{self.name}`{values}{self.about}"
 
 
@@ -158,25 +158,25 @@ def problem_of_step(step: StepLike) -> str | None:
 
 _X = Input("x", "[rows,C]")
 _ROWS = Input("x", "[M,K]")
-_RESIDUAL = Input("residual", "the same")
-_WEIGHT, _BIAS = Input("weight", "[C]", "has_weight"), Input("bias", "[C]", "has_bias")
 _EPS, _HAS_WEIGHT, _HAS_BIAS = (
     Attribute("eps", "number"),
     Attribute("has_weight", "flag"),
     Attribute("has_bias", "flag"),
 )
 _GROUP_SIZE = Attribute("group_size", "integer")
-_QUANTIZED = ("values i8 [M,K] (the row stride a multiple of 4)", "scales [M,G]", "sums i32 [M,G]")
+_QUANTIZED = ("values i8 [M,K]", "scales [M,G]", "sums i32 [M,G]")
 
 
 def _norms(
     table: Literal["plain", "fused"], x: Input, outputs: tuple[str, ...], last: tuple[Attribute, ...]
 ) -> dict[str, OpSchema]:
     """Returns the declarations of the four norms: rms_norm and layer_norm, each alone and of a sum."""
+    size, residual = f"[{x.shape[-2]}]", Input("residual", x.shape)
+    weight, bias = Input("weight", size, "has_weight"), Input("bias", size, "has_bias")
     forms = {}
     for add in (False, True):
         for layer in (False, True):
-            inputs = (x, *((_RESIDUAL,) if add else ()), _WEIGHT, *((_BIAS,) if layer else ()))
+            inputs = (x, *((residual,) if add else ()), weight, *((bias,) if layer else ()))
             attributes = (_EPS, _HAS_WEIGHT, *((_HAS_BIAS,) if layer else ()), *last)
             name = f"{'add_' if add else ''}{'layer' if layer else 'rms'}_norm{'_quantize' if last else ''}"
             forms[name] = OpSchema(table, "all", inputs, (*outputs, *((f"sum {x.shape}",) if add else ())), attributes)
@@ -184,10 +184,10 @@ def _norms(
 
 
 _EPILOGUE = (
-    Attribute("has_bias", "flag", False, ", which may be left out"),
-    Attribute("activation", "string", False, " (none)"),
+    Attribute("has_bias", "flag", False, " (true if there is a bias)"),
+    Attribute("activation", "string", False, ' ("")'),
 )
-_OF_LINEARS = (*_EPILOGUE, Attribute("has_residual", "flag", False, " (false): see [below](#fused-steps)"))
+_OF_LINEARS = (*_EPILOGUE, Attribute("has_residual", "flag", False, " (false): see [fused steps](#fused-steps)"))
 _BIAS_OF_LINEAR, _RESIDUAL_OF_LINEAR = Input("bias", "[N]", OPTIONAL), Input("residual", "[M,N]", "has_residual")
 _OFFSETS = Attribute("has_offsets", "flag", False, " (false)")
 _INTEGERS = (
@@ -206,21 +206,23 @@ _OF_HEADS = (Input("sinks", "[Nq]", "has_sinks"), Input("slopes", "[Nq]", "has_s
 _ATTENTION = (Input("q", "[T,Nq,D]"), *_PAST, *_OF_HEADS)
 _OF_ATTENTION = (
     Attribute("scale", "number"),
-    Attribute("window", "integer", True, " (0: full)"),
-    Attribute("softcap", "number", True, " (0: off)"),
+    Attribute("window", "integer", True, ", 0 for none"),
+    Attribute("softcap", "number", True, ", 0 for none"),
     Attribute("has_sinks", "flag", False, " (false)"),
     Attribute("has_slopes", "flag", False, " (false)"),
 )
-_OWNERS = (Attribute("ranks", "integer", False), Attribute("rank", "integer", False, ", of [ranks](#ranks)"))
+_OWNERS = (Attribute("ranks", "integer", False), Attribute("rank", "integer", False, ": see [ranks](#ranks)"))
 _CHOICE = (
     Attribute("first_blocks", "integer", False),
     Attribute("last_blocks", "integer", False),
     Attribute("best_blocks", "integer", False),
-    Attribute("all_below", "integer", False, ", of [chosen blocks](#chosen-blocks)"),
+    Attribute("all_below", "integer", False, ": see [chosen blocks](#chosen-blocks)"),
 )
 _STATES = (*_PAST, Input("slots", "i32 [T]"))
-_FIRST_VALUE = Attribute("first", "integer", True, ", the state's first value in its block")
-_CUTS = Attribute("cuts", "string", True, ": for each matrix where its columns are cut, as `0,288,576;0,9,18`")
+_FIRST_VALUE = Attribute("first", "integer", True, ", the index of the state's first value in the block")
+_CUTS = Attribute(
+    "cuts", "string", True, ": the first column of each rank, then the number of columns; `0,288,576;0,9,18` for two"
+)
 _FIRST, _RANKS = Attribute("first", "integer"), Attribute("ranks", "integer")
 
 OPS: Mapping[str, OpSchema] = {
@@ -235,8 +237,8 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[T,H]",),
         (Attribute("group_size", "integer", False, ", if the weight has scales"), _OFFSETS),
-        ": f32 in panel32 or rows, or bf16 in panel32x2 or rows, or fp8 in panel32 with scales in panel32. Offsets are "
-        "the [cuda target's](#the-form-of-the-cuda-target)",
+        ". A weight without scales is f32 (panel32 or rows) or bf16 (panel32x2 or rows). A weight with scales is fp8; "
+        "both are in panel32. Only the [cuda target](#the-form-of-the-cuda-target) has offsets",
     ),
     "linear": OpSchema(
         "plain",
@@ -251,9 +253,9 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[M,N]",),
         (Attribute("weight_group", "integer", False, ", if the weight has scales"), _OFFSETS, *_OF_LINEARS),
-        ". They are f32 and panel32, or bf16 and panel32x2 with the rest in f32; the weight also in sparse32. Or x is "
-        "f32 and the weight fp8 in panel32, with scales in panel32. Offsets are the "
-        "[cuda target's](#the-form-of-the-cuda-target)",
+        ". Without scales, x and weight are both f32 (weight in panel32) or both bf16 (weight in panel32x2); the "
+        "weight may be in sparse32 instead. A weight with scales is fp8; both are in panel32. Only the "
+        "[cuda target](#the-form-of-the-cuda-target) has offsets",
     ),
     **_norms("plain", _X, ("[rows,C]",), ()),
     "rope_table": OpSchema(
@@ -262,7 +264,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("positions", "i32 [T]"), Input("inv_freq", "[F]")),
         ("[T,2F]",),
         (Attribute("scale", "number"),),
-        means=": cosines, then sines",
+        means=": F cosines, then F sines, of each position",
     ),
     "rope": OpSchema(
         "plain",
@@ -270,7 +272,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("x", "[T,N,D]"), Input("table", "[T,2F]")),
         ("[T,N,D]",),
         (Attribute("interleaved", "flag"),),
-        means="; pairs (i, i+F), or interleaved (2i, 2i+1)",
+        means=". The channels i and i+F are rotated together; if `interleaved`, the channels 2i and 2i+1",
     ),
     "gated_activation": OpSchema(
         "plain",
@@ -278,7 +280,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("gate", "[rows,2I] or [rows,I]"), Input("up", "[rows,I]", OPTIONAL)),
         ("[rows,I]",),
         (Attribute("kind", "string", values=("silu", "gelu", "gelu_tanh", "relu", "sigmoid")),),
-        ": gate and up in one operand, or in two",
+        ". Without the operand up, gate contains both, gate first",
     ),
     "kv_write": OpSchema(
         "plain",
@@ -295,14 +297,14 @@ OPS: Mapping[str, OpSchema] = {
         ("[T,Nq,Dv]",),
         (
             *_OF_ATTENTION,
-            Attribute("has_ends", "flag", False),
+            Attribute("has_ends", "flag", False, " (false)"),
             Attribute("group", "integer", False),
-            Attribute("first_head", "integer", False, ", of [heads of a part](#heads-of-a-part)"),
+            Attribute("first_head", "integer", False, ": see [heads of a part](#heads-of-a-part)"),
             *_CHOICE,
             *_OWNERS,
         ),
-        means="; a slope times (key position - query position) is added to the score. Ends: see "
-        "[numerics](numerics.md#the-kv-cache)",
+        means=". A head's slope times (key position - query position) is added to a score. `ends` is the second cache "
+        "of [k4v4](numerics.md#the-kv-cache)",
     ),
     "attention": OpSchema(
         "plain",
@@ -319,11 +321,11 @@ OPS: Mapping[str, OpSchema] = {
         (
             *_OF_ATTENTION,
             Attribute("has_biases", "flag", False, " (false)"),
-            Attribute("causal", "flag", True, " (else later keys count)"),
-            Attribute("dtype", "string", False, " (f32 or bf16)"),
+            Attribute("causal", "flag", True, ", false if queries also see later keys"),
+            Attribute("dtype", "string", False, " (f32) of the stored keys and values, or bf16"),
         ),
-        means=": over the request's tokens of the step. A slope times the distance is subtracted from a score; "
-        "column W-1+d of the biases, d = key position - query position, is added",
+        means=". Queries see keys of their own request in this step. With d = key position - query position, a head's "
+        "slope times |d| is subtracted from a score, and column W-1+d of its biases is added",
     ),
     "pool": OpSchema(
         "plain",
@@ -331,34 +333,35 @@ OPS: Mapping[str, OpSchema] = {
         (Input("hidden", "[T,H]"), Input("q_start", "i32 [B+1]")),
         ("[B,H]",),
         (Attribute("kind", "string", values=("mean", "cls", "last", "max", "weighted")),),
-        means=": a row per request. cls is the first; in weighted, token i has the weight i + 1; without tokens, zeros",
+        means=", a row for each request. cls is the first token's row; weighted is a mean in which token i has the "
+        "weight i + 1. A request without tokens gets zeros",
     ),
     "take_rows": OpSchema(
         "plain",
         "selection",
         (Input("x", "[T,..]"), Input("rows", "i32 [R]")),
         ("[R,..]",),
-        about="; or x [M,..], and rows that a step computed",
+        about=". If an earlier step computed rows, x may have another number of rows than T",
     ),
     "elementwise": OpSchema(
         "plain",
         "all",
         (Input("x", ""), Input("y", "", OPTIONAL), Input("z", "", OPTIONAL)),
-        ("any strides",),
+        ("one result with any strides",),
         (
             Attribute("fn", "string"),
-            Attribute("scalar", "number", False, ", if the second operand is a number"),
-            Attribute("scalar_first", "flag", False, " (false) for number op x"),
+            Attribute("scalar", "number", False, ", a number that replaces y"),
+            Attribute("scalar_first", "flag", False, " (false), true if the number is the first argument"),
         ),
-        ": rank up to 4, any strides (0 broadcasts)",
+        ". Their rank is at most 4, with any strides; a stride of 0 repeats values",
     ),
     "copy": OpSchema(
         "plain",
         "all",
         (Input("x", "f32 or i32"),),
-        ("any strides",),
-        about=", rank up to 4, any strides",
-        means="; several copies into slices of one buffer concatenate",
+        ("one result with any strides",),
+        about=". Its rank is at most 4, with any strides",
+        means=". Several copies into slices of one buffer concatenate tensors",
     ),
     "reduce": OpSchema(
         "plain",
@@ -366,9 +369,9 @@ OPS: Mapping[str, OpSchema] = {
         (Input("x", "[..,C]"),),
         ("[..,1]",),
         (Attribute("kind", "string", values=("sum", "mean", "max")),),
-        ", rank up to 4",
+        ". Its rank is at most 4",
     ),
-    "cast_bf16": OpSchema("narrow", "all", (Input("x", "[M,K]"),), ("bf16 [M,K], the row stride even",)),
+    "cast_bf16": OpSchema("narrow", "all", (Input("x", "[M,K]"),), ("bf16 [M,K]",)),
     "quantize_activation": OpSchema("narrow", "all", (Input("x", "[M,K]"),), _QUANTIZED, (_GROUP_SIZE,)),
     "quantized_linear": OpSchema(
         "narrow",
@@ -376,14 +379,15 @@ OPS: Mapping[str, OpSchema] = {
         (
             *_INTEGERS,
             Input("weight", "[N,K]"),
-            Input("weight_scales", "f16 [N,G]"),
-            Input("weight_offsets", "the same", "has_offsets"),
+            Input("weight_scales", "[N,G]"),
+            Input("weight_offsets", "[N,G]", "has_offsets"),
             _BIAS_OF_LINEAR,
             _RESIDUAL_OF_LINEAR,
         ),
         ("[M,N]",),
         (*_INTEGER_GROUPS, *_OF_LINEARS),
-        ". Weights are integers in their layout or sparse32, scales in panel32, or i8 in blocks",
+        ". The weight has the layout of its [type](stored-weights.md), or sparse32. Its scales and offsets are f16 in "
+        "panel32, or i8 in blocks8 or blocks16",
     ),
     "quantized_embedding": OpSchema(
         "narrow",
@@ -396,7 +400,7 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[T,H]",),
         (_GROUP_SIZE, _OFFSETS),
-        ": in the forms of `quantized_linear`",
+        ". Types and layouts are as for `quantized_linear`, without sparse32",
     ),
     "top_k": OpSchema(
         "experts",
@@ -404,14 +408,14 @@ OPS: Mapping[str, OpSchema] = {
         (_X,),
         ("values [rows,k], greatest first", "indices i32 [rows,k]"),
         (Attribute("k", "integer"),),
-        means=". Among equal values the lower index is first; NaN is greatest",
+        means=". Among equal values the lower index is first; NaN counts as the greatest value",
     ),
     "gather": OpSchema(
         "experts",
         "selection",
         (Input("x", "[rows,C] f32 or i32"), Input("indices", "i32 [rows,k]")),
         ("[rows,k]",),
-        means=": along the last dimension",
+        means=": for each row, the values of x at the indices",
     ),
     "scatter": OpSchema(
         "experts",
@@ -419,16 +423,16 @@ OPS: Mapping[str, OpSchema] = {
         (_X, Input("indices", "i32 [rows,k]")),
         ("[rows,C]",),
         (Attribute("value", "number"),),
-        means=": x with the value at these places",
+        means=": x with `value` at each row's indices",
     ),
     "route_experts": OpSchema(
         "experts",
         "all",
         (Input("expert_ids", "i32 [T,k]"),),
         (
-            "order i32 [T\\*k]: places sorted by expert, then ascending",
-            "rows i32 [T\\*k]: their tokens",
-            "starts i32 [E+1]: where each expert's begin",
+            "order i32 [T\\*k]: the numbers of all choices, sorted by expert, then by number",
+            "rows i32 [T\\*k]: the tokens of these choices",
+            "starts i32 [E+1]: the index in order of each expert's first choice",
         ),
         (Attribute("experts", "integer"),),
     ),
@@ -445,8 +449,8 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[M,N]",),
         (Attribute("weight_group", "integer", False, ", if the weight has scales"), _OFFSETS, *_EPILOGUE),
-        "; f32, bf16 or fp8 as `linear`",
-        ": row m is computed by expert e if starts[e] <= m < starts[e+1]; other rows aren't written",
+        ". Types and layouts are as for `linear`, without sparse32",
+        ": expert e computes row m if starts[e] <= m < starts[e+1]; rows without an expert aren't written",
     ),
     "quantized_grouped_linear": OpSchema(
         "experts",
@@ -461,14 +465,15 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[M,N]",),
         (*_INTEGER_GROUPS, *_EPILOGUE),
-        ": in the forms of `quantized_linear`",
+        ". Types and layouts are as for `quantized_linear`, without sparse32",
+        ", computed as by `grouped_linear`",
     ),
     "combine_experts": OpSchema(
         "experts",
         "all",
         (Input("y", "[T\\*k,H]"), Input("order", "i32 [T\\*k]"), Input("expert_weights", "[T,k]")),
         ("[T,H]",),
-        means=": the sum over j of weights[t,j] times the row of place t\\*k + j",
+        means=": for each token t, the sum over j of expert_weights[t,j] times the row of y for choice t\\*k + j",
     ),
     "stored_convolution": OpSchema(
         "recurrent",
@@ -477,10 +482,10 @@ OPS: Mapping[str, OpSchema] = {
         ("[T,C]",),
         (
             _FIRST_VALUE,
-            Attribute("activation", "string", True, ' ("" for none)'),
+            Attribute("activation", "string", True, ', "" for none'),
             Attribute("has_bias", "flag", False, " (false)"),
         ),
-        means=": the sum over the last W inputs of each channel; [W-1,C] of them are the state",
+        means=": for each channel, the weighted sum of its last W inputs. The state is the last W-1 inputs, [W-1,C]",
         state=(("weight", 0, 0), ("weight", 1, -1)),
         state_products=1,
     ),
@@ -497,7 +502,7 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[T,N,P]",),
         (_FIRST_VALUE,),
-        means="; the state is [N,S,P]",
+        means=". The state is [N,S,P]",
         state=(("x", 1, 0), ("b", 2, 0), ("x", 2, 0)),
         state_products=3,
     ),
@@ -514,7 +519,7 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[T,N,Dv]",),
         (_FIRST_VALUE, Attribute("scale", "number"), Attribute("normalize", "flag")),
-        means="; the state is [N,D,Dv]",
+        means=". The state is [N,D,Dv]",
         state=(("v", 1, 0), ("k", 2, 0), ("v", 2, 0)),
         state_products=4,
     ),
@@ -530,48 +535,48 @@ OPS: Mapping[str, OpSchema] = {
             Input("slots", "i32 [T]"),
             Input("cache", ""),
         ),
-        ("q rotated [T,Nq,D]",),
+        ("rotated q [T,Nq,D]",),
         (Attribute("interleaved", "flag"), *_OWNERS),
-        "; D at most 1024",
-        "; k goes to the cache rotated, v as it is",
+        ". D is at most 1024",
+        ". The rotated k and the unchanged v are written to the cache",
     ),
     "all_gather": OpSchema(
         "ranks",
         "meeting",
         (),
-        ("the whole matrices, of the same buffers",),
-        (_RANKS, Attribute("to", "integer", True, ": the rank that alone needs the whole, or -1"), _CUTS),
-        "each matrix, of which this rank has written some columns",
+        ("the whole matrices, in the same buffers",),
+        (_RANKS, Attribute("to", "integer", True, ": the only rank that needs them whole, or -1 for all ranks"), _CUTS),
+        "of each matrix [M,C], the columns that this rank has written",
         any_number=True,
     ),
     "gather_experts": OpSchema(
         "ranks",
         "meeting",
         (Input("y", "[M,N]"), Input("starts", "i32 [E+1]")),
-        ("y",),
-        (_RANKS, Attribute("cuts", "string", True, " of the experts")),
-        "; of y this rank has written its experts' rows",
+        ("the whole y, in the same buffer",),
+        (_RANKS, Attribute("cuts", "string", True, ": the first expert of each rank, then the number of experts")),
+        ". This rank has written the rows of its experts",
     ),
     "send": OpSchema(
         "ranks",
         "meeting",
         (),
-        ("the same columns of buffers between the stages",),
-        (_FIRST, Attribute("ranks", "integer", True, " of the next stage")),
-        "of matrices [M,C] some columns",
+        ("the same columns, in buffers between the two stages",),
+        (_FIRST, Attribute("ranks", "integer", True, ": the next stage's first rank, and its number of ranks")),
+        "of each matrix [M,C], the columns that this rank sends to the next stage",
         any_number=True,
     ),
     "receive": OpSchema(
         "ranks",
         "meeting",
         (),
-        ("the same matrices in this rank's buffers",),
+        ("the same matrices, in this rank's buffers",),
         (
             _FIRST,
-            Attribute("ranks", "integer", True, " of the stage before"),
-            Attribute("cuts", "string", True, ": the columns that each of them sends, as in `all_gather`"),
+            Attribute("ranks", "integer", True, ": the previous stage's first rank, and its number of ranks"),
+            Attribute("cuts", "string", True, ": the columns that each of these ranks sends, as in `all_gather`"),
         ),
-        "buffers between the stages",
+        "matrices [M,C], in buffers between the two stages",
         any_number=True,
     ),
     "ring_attention": OpSchema(
@@ -580,8 +585,8 @@ OPS: Mapping[str, OpSchema] = {
         _ATTENTION,
         ("[T,n,Dv]",),
         (*_OF_ATTENTION, _RANKS, Attribute("rank", "integer"), Attribute("first_head", "integer")),
-        "; q has all heads",
-        ": n heads of this rank, from `first_head` on",
+        ". q has all heads",
+        ": the n heads of this rank, from head `first_head` on",
     ),
 }
 """The ops of the cpu target by name. Other targets that run lowered programs have a part of them."""
