@@ -184,7 +184,7 @@ def _norms(
 
 
 _EPILOGUE = (
-    Attribute("has_bias", "flag", False, " (true if there is a bias)"),
+    Attribute("has_bias", "flag", False, " (from the operands)"),
     Attribute("activation", "string", False, ' ("")'),
 )
 _OF_LINEARS = (*_EPILOGUE, Attribute("has_residual", "flag", False, " (false): see [fused steps](#fused-steps)"))
@@ -219,10 +219,8 @@ _CHOICE = (
     Attribute("all_below", "integer", False, ": see [chosen blocks](#chosen-blocks)"),
 )
 _STATES = (*_PAST, Input("slots", "i32 [T]"))
-_FIRST_VALUE = Attribute("first", "integer", True, ", the index of the state's first value in the block")
-_CUTS = Attribute(
-    "cuts", "string", True, ": the first column of each rank, then the number of columns; `0,288,576;0,9,18` for two"
-)
+_FIRST_VALUE = Attribute("first", "integer")
+_CUTS = Attribute("cuts", "string", True, ": the first column of each rank, and the end: `0,288,576;0,9,18`")
 _FIRST, _RANKS = Attribute("first", "integer"), Attribute("ranks", "integer")
 
 OPS: Mapping[str, OpSchema] = {
@@ -237,8 +235,6 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[T,H]",),
         (Attribute("group_size", "integer", False, ", if the weight has scales"), _OFFSETS),
-        ". A weight without scales is f32 (panel32 or rows) or bf16 (panel32x2 or rows). A weight with scales is fp8; "
-        "both are in panel32. Only the [cuda target](#the-form-of-the-cuda-target) has offsets",
     ),
     "linear": OpSchema(
         "plain",
@@ -253,9 +249,6 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[M,N]",),
         (Attribute("weight_group", "integer", False, ", if the weight has scales"), _OFFSETS, *_OF_LINEARS),
-        ". Without scales, x and weight are both f32 (weight in panel32) or both bf16 (weight in panel32x2); the "
-        "weight may be in sparse32 instead. A weight with scales is fp8; both are in panel32. Only the "
-        "[cuda target](#the-form-of-the-cuda-target) has offsets",
     ),
     **_norms("plain", _X, ("[rows,C]",), ()),
     "rope_table": OpSchema(
@@ -264,7 +257,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("positions", "i32 [T]"), Input("inv_freq", "[F]")),
         ("[T,2F]",),
         (Attribute("scale", "number"),),
-        means=": F cosines, then F sines, of each position",
+        means=": F cosines, then F sines",
     ),
     "rope": OpSchema(
         "plain",
@@ -272,7 +265,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("x", "[T,N,D]"), Input("table", "[T,2F]")),
         ("[T,N,D]",),
         (Attribute("interleaved", "flag"),),
-        means=". The channels i and i+F are rotated together; if `interleaved`, the channels 2i and 2i+1",
+        means=". Channels i and i+F are rotated together; if `interleaved`, channels 2i and 2i+1",
     ),
     "gated_activation": OpSchema(
         "plain",
@@ -280,7 +273,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("gate", "[rows,2I] or [rows,I]"), Input("up", "[rows,I]", OPTIONAL)),
         ("[rows,I]",),
         (Attribute("kind", "string", values=("silu", "gelu", "gelu_tanh", "relu", "sigmoid")),),
-        ". Without the operand up, gate contains both, gate first",
+        ". Without up, gate contains both",
     ),
     "kv_write": OpSchema(
         "plain",
@@ -324,8 +317,8 @@ OPS: Mapping[str, OpSchema] = {
             Attribute("causal", "flag", True, ", false if queries also see later keys"),
             Attribute("dtype", "string", False, " (f32) of the stored keys and values, or bf16"),
         ),
-        means=". Queries see keys of their own request in this step. With d = key position - query position, a head's "
-        "slope times |d| is subtracted from a score, and column W-1+d of its biases is added",
+        means=". Queries see keys of their own request in this step. For d = key position - query position, a head's "
+        "slope times abs(d) is subtracted from a score, and column W-1+d of its biases is added",
     ),
     "pool": OpSchema(
         "plain",
@@ -353,14 +346,14 @@ OPS: Mapping[str, OpSchema] = {
             Attribute("scalar", "number", False, ", a number that replaces y"),
             Attribute("scalar_first", "flag", False, " (false), true if the number is the first argument"),
         ),
-        ". Their rank is at most 4, with any strides; a stride of 0 repeats values",
+        ": rank at most 4, any strides; a stride of 0 repeats values",
     ),
     "copy": OpSchema(
         "plain",
         "all",
         (Input("x", "f32 or i32"),),
         ("one result with any strides",),
-        about=". Its rank is at most 4, with any strides",
+        about=", rank at most 4, any strides",
         means=". Several copies into slices of one buffer concatenate tensors",
     ),
     "reduce": OpSchema(
@@ -369,7 +362,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("x", "[..,C]"),),
         ("[..,1]",),
         (Attribute("kind", "string", values=("sum", "mean", "max")),),
-        ". Its rank is at most 4",
+        ", rank at most 4",
     ),
     "cast_bf16": OpSchema("narrow", "all", (Input("x", "[M,K]"),), ("bf16 [M,K]",)),
     "quantize_activation": OpSchema("narrow", "all", (Input("x", "[M,K]"),), _QUANTIZED, (_GROUP_SIZE,)),
@@ -386,8 +379,6 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[M,N]",),
         (*_INTEGER_GROUPS, *_OF_LINEARS),
-        ". The weight has the layout of its [type](stored-weights.md), or sparse32. Its scales and offsets are f16 in "
-        "panel32, or i8 in blocks8 or blocks16",
     ),
     "quantized_embedding": OpSchema(
         "narrow",
@@ -400,7 +391,6 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[T,H]",),
         (_GROUP_SIZE, _OFFSETS),
-        ". Types and layouts are as for `quantized_linear`, without sparse32",
     ),
     "top_k": OpSchema(
         "experts",
@@ -430,9 +420,9 @@ OPS: Mapping[str, OpSchema] = {
         "all",
         (Input("expert_ids", "i32 [T,k]"),),
         (
-            "order i32 [T\\*k]: the numbers of all choices, sorted by expert, then by number",
-            "rows i32 [T\\*k]: the tokens of these choices",
-            "starts i32 [E+1]: the index in order of each expert's first choice",
+            "order i32 [T\\*k]: the choices, sorted by expert, then by number",
+            "rows i32 [T\\*k]: their tokens",
+            "starts i32 [E+1]: the index of each expert's first choice in order",
         ),
         (Attribute("experts", "integer"),),
     ),
@@ -449,8 +439,7 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[M,N]",),
         (Attribute("weight_group", "integer", False, ", if the weight has scales"), _OFFSETS, *_EPILOGUE),
-        ". Types and layouts are as for `linear`, without sparse32",
-        ": expert e computes row m if starts[e] <= m < starts[e+1]; rows without an expert aren't written",
+        means=": expert e computes row m if starts[e] <= m < starts[e+1]; rows without an expert aren't written",
     ),
     "quantized_grouped_linear": OpSchema(
         "experts",
@@ -465,8 +454,7 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[M,N]",),
         (*_INTEGER_GROUPS, *_EPILOGUE),
-        ". Types and layouts are as for `quantized_linear`, without sparse32",
-        ", computed as by `grouped_linear`",
+        means=", with the rows of `grouped_linear`",
     ),
     "combine_experts": OpSchema(
         "experts",
@@ -546,7 +534,7 @@ OPS: Mapping[str, OpSchema] = {
         (),
         ("the whole matrices, in the same buffers",),
         (_RANKS, Attribute("to", "integer", True, ": the only rank that needs them whole, or -1 for all ranks"), _CUTS),
-        "of each matrix [M,C], the columns that this rank has written",
+        "matrices [M,C]: the columns that this rank has written",
         any_number=True,
     ),
     "gather_experts": OpSchema(
@@ -554,7 +542,7 @@ OPS: Mapping[str, OpSchema] = {
         "meeting",
         (Input("y", "[M,N]"), Input("starts", "i32 [E+1]")),
         ("the whole y, in the same buffer",),
-        (_RANKS, Attribute("cuts", "string", True, ": the first expert of each rank, then the number of experts")),
+        (_RANKS, Attribute("cuts", "string", True, ": the first expert of each rank, and the end")),
         ". This rank has written the rows of its experts",
     ),
     "send": OpSchema(
@@ -563,7 +551,7 @@ OPS: Mapping[str, OpSchema] = {
         (),
         ("the same columns, in buffers between the two stages",),
         (_FIRST, Attribute("ranks", "integer", True, ": the next stage's first rank, and its number of ranks")),
-        "of each matrix [M,C], the columns that this rank sends to the next stage",
+        "matrices [M,C]: the columns that this rank sends to the next stage",
         any_number=True,
     ),
     "receive": OpSchema(
