@@ -54,6 +54,7 @@ class Attribute(NamedTuple):
         needed: True if every step has it.
         about: its description in docs.
         values: the values that it may have; () for any.
+        section: the section of docs/inside/lowered-ops.md that describes it; "" for none.
     """
 
     name: str
@@ -61,11 +62,13 @@ class Attribute(NamedTuple):
     needed: bool = True
     about: str = ""
     values: tuple[str, ...] = ()
+    section: str = ""
 
     @property
     def row(self) -> str:
+        name = f"[`{self.name}`](#{self.section})" if self.section else f"`{self.name}`"
         values = f", one of {', '.join(self.values)}" if self.values else ""
-        return f"`{self.name}`{values}{self.about}"
+        return f"{name}{values}{self.about}"
 
 
 @dataclass(frozen=True)
@@ -185,9 +188,9 @@ def _norms(
 
 _EPILOGUE = (
     Attribute("has_bias", "flag", False, " (from the operands)"),
-    Attribute("activation", "string", False, ' ("")'),
+    Attribute("activation", "string", False, ' ("")', section="fused-steps"),
 )
-_OF_LINEARS = (*_EPILOGUE, Attribute("has_residual", "flag", False, " (false): see [fused steps](#fused-steps)"))
+_OF_LINEARS = (*_EPILOGUE, Attribute("has_residual", "flag", False, " (false)", section="fused-steps"))
 _BIAS_OF_LINEAR, _RESIDUAL_OF_LINEAR = Input("bias", "[N]", OPTIONAL), Input("residual", "[M,N]", "has_residual")
 _OFFSETS = Attribute("has_offsets", "flag", False, " (false)")
 _INTEGERS = (
@@ -206,17 +209,15 @@ _OF_HEADS = (Input("sinks", "[Nq]", "has_sinks"), Input("slopes", "[Nq]", "has_s
 _ATTENTION = (Input("q", "[T,Nq,D]"), *_PAST, *_OF_HEADS)
 _OF_ATTENTION = (
     Attribute("scale", "number"),
-    Attribute("window", "integer", True, ", 0 for none"),
-    Attribute("softcap", "number", True, ", 0 for none"),
+    Attribute("window", "integer"),
+    Attribute("softcap", "number"),
     Attribute("has_sinks", "flag", False, " (false)"),
     Attribute("has_slopes", "flag", False, " (false)"),
 )
-_OWNERS = (Attribute("ranks", "integer", False), Attribute("rank", "integer", False, ": see [ranks](#ranks)"))
-_CHOICE = (
-    Attribute("first_blocks", "integer", False),
-    Attribute("last_blocks", "integer", False),
-    Attribute("best_blocks", "integer", False),
-    Attribute("all_below", "integer", False, ": see [chosen blocks](#chosen-blocks)"),
+_OWNERS = tuple(Attribute(name, "integer", False, section="ranks") for name in ("ranks", "rank"))
+_CHOICE = tuple(
+    Attribute(name, "integer", False, section="chosen-blocks")
+    for name in ("first_blocks", "last_blocks", "best_blocks", "all_below")
 )
 _STATES = (*_PAST, Input("slots", "i32 [T]"))
 _FIRST_VALUE = Attribute("first", "integer")
@@ -234,7 +235,7 @@ OPS: Mapping[str, OpSchema] = {
             Input("offsets", "", "has_offsets"),
         ),
         ("[T,H]",),
-        (Attribute("group_size", "integer", False, ", if the weight has scales"), _OFFSETS),
+        (Attribute("group_size", "integer", False, section="bf16-int8-and-int4"), _OFFSETS),
     ),
     "linear": OpSchema(
         "plain",
@@ -248,7 +249,7 @@ OPS: Mapping[str, OpSchema] = {
             _RESIDUAL_OF_LINEAR,
         ),
         ("[M,N]",),
-        (Attribute("weight_group", "integer", False, ", if the weight has scales"), _OFFSETS, *_OF_LINEARS),
+        (Attribute("weight_group", "integer", False, section="bf16-int8-and-int4"), _OFFSETS, *_OF_LINEARS),
     ),
     **_norms("plain", _X, ("[rows,C]",), ()),
     "rope_table": OpSchema(
@@ -291,8 +292,8 @@ OPS: Mapping[str, OpSchema] = {
         (
             *_OF_ATTENTION,
             Attribute("has_ends", "flag", False, " (false)"),
-            Attribute("group", "integer", False),
-            Attribute("first_head", "integer", False, ": see [heads of a part](#heads-of-a-part)"),
+            Attribute("group", "integer", False, section="heads-of-a-part"),
+            Attribute("first_head", "integer", False, section="heads-of-a-part"),
             *_CHOICE,
             *_OWNERS,
         ),
@@ -438,7 +439,7 @@ OPS: Mapping[str, OpSchema] = {
             Input("bias", "[E,N]", OPTIONAL),
         ),
         ("[M,N]",),
-        (Attribute("weight_group", "integer", False, ", if the weight has scales"), _OFFSETS, *_EPILOGUE),
+        (Attribute("weight_group", "integer", False, section="bf16-int8-and-int4"), _OFFSETS, *_EPILOGUE),
         means=": expert e computes row m if starts[e] <= m < starts[e+1]; rows without an expert aren't written",
     ),
     "quantized_grouped_linear": OpSchema(
