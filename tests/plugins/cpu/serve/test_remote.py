@@ -626,7 +626,7 @@ def test_ray_is_where_ranks_are_if_a_server_has_no_replicas(tiny_bundle: Path) -
     assert refused.exit_code and "ray: it is of replicas or ranks, and there are none" in refused.output
 
 
-PAGE = Path(__file__).parents[4] / "docs" / "use" / "ranks.md"
+PAGE = Path(__file__).parents[4] / "docs" / "use" / "replicas.md"
 
 
 class Cluster:
@@ -634,8 +634,8 @@ class Cluster:
     address for 127.0.0.1."""
 
     def __init__(self, folder: Path) -> None:
-        section = PAGE.read_text().partition("## Several machines")[2].partition("\n## ")[0]
-        token, self._head, self._joins = re.findall(r"^\$ (ray .*)$", section, re.MULTILINE)
+        commands = re.findall(r"^(ray [^#\n]*[^#\s])", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+        token, self._head, self._joins = commands
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.11:{free.getsockname()[1]}"
