@@ -105,17 +105,25 @@ def command_page() -> str:
     lines = [
         "# Command reference",
         "",
-        f"Every argument and option of `optimize`, as `optimize COMMAND --help` prints them. {MADE}",
+        "This page lists every argument and option of `optimize`, as `optimize COMMAND --help` prints them."
+        " `tests/test_reference_pages.py` generates it from the code.",
         "",
         "## Arguments and options of several commands",
         "",
         *option_lines(shared.values()),
     ]
+    listed: dict[str, list[str]] = {}
     for name, command in commands.items():
         others = [p for p in options[name] if (names_of(p), p.help) not in shared]
         same = [short_name(p) for p in options[name] if (names_of(p), p.help) in shared]
         lines += ["", f"## optimize {name}", "", plain(command.help or ""), "", *option_lines(others)]
-        lines += ["", "Shared options:", "", *block(same)] if same else []
+        if twin := next(
+            (other for other, theirs in listed.items() if set(theirs) == set(same) and len(same) > SHARED), ""
+        ):
+            lines += ["", f"Shared options: those of [{twin}](#optimize-{twin})."]
+        elif same:
+            lines += ["", f"Shared options: {code(same)}."]
+        listed[name] = same
     return "\n".join(lines) + "\n"
 
 

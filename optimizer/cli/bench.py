@@ -55,7 +55,9 @@ def command(
     ] = None,
     batches: Annotated[
         str | None,
-        typer.Option("--batch", metavar="N,...", help="Requests in decode steps; default 1,4,8,16; none skips these."),
+        typer.Option(
+            "--batch", metavar="N,...", help="Requests in decode steps; default 1,4,8,16; none skips decode steps."
+        ),
     ] = None,
     contexts: Annotated[
         str | None,
@@ -64,26 +66,28 @@ def command(
     steps: Annotated[int, typer.Option(help="Number of timed decode steps of each size.")] = 16,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Repetitions of all sizes; default 3, or 1 if decoding needs real prompts."),
+        typer.Option(
+            help="Repetitions of all sizes; default 3, or 1 on targets that must compute prompts before decoding."
+        ),
     ] = None,
     threads: Threads = 0,
     ranks: Ranks = None,
     partition: Cut = None,
     memory: Memory = None,
     trust: Trust = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Also time the steps of the program, by op.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also time the program's operations.")] = False,
     speculate: Annotated[
         str | None,
         typer.Option(
             metavar="lookup|BUNDLE",
-            help="Also decode texts with and without speculation, by lookup or a faster bundle.",
+            help="Also decode texts with speculation (by lookup, or by a faster bundle) and without.",
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the speeds into this SVG file.")] = None,
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
-    """Measures prompts and decode steps, memory, and the machine's own limits in the same run.
+    """Measures the speed of prompts and decode steps, the memory, and the machine's limits in the same run.
 
     Takes less than a minute on a small model; other work on the machine changes the figures.
     """

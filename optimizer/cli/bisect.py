@@ -48,7 +48,8 @@ def command(
         typer.Argument(metavar="A", help="The reference: a Hugging Face folder, a GGUF file, a Hub id or a bundle."),
     ],
     b: Annotated[
-        str | None, typer.Argument(metavar="B", help="The model to examine, in the same forms; by default A itself.")
+        str | None,
+        typer.Argument(metavar="B", help="The model to examine, of the same kinds as A; by default A itself."),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -61,34 +62,35 @@ def command(
     ] = None,
     recovered: Annotated[
         Path | None,
-        typer.Option("--recovered", help="The folder of `optimize recover`, for a bundle with its weights."),
+        typer.Option("--recovered", help="The folder of `optimize recover` with the bundle's weights."),
     ] = None,
     target_a: Annotated[str | None, typer.Option("--target-a", help="The target of bundle A.")] = None,
     target_b: Annotated[str | None, typer.Option("--target-b", help="The target of bundle B.")] = None,
     isa_a: Annotated[
         str | None,
-        typer.Option("--isa-a", callback=_known_isa, help="Instruction set for A, such as avx2; default the best."),
+        typer.Option("--isa-a", callback=_known_isa, help="Instruction set for A, such as avx2; default: the best."),
     ] = None,
     isa_b: Annotated[str | None, typer.Option("--isa-b", callback=_known_isa, help="Instruction set for B.")] = None,
     text: Annotated[
         list[str] | None, typer.Option("--text", help="Compare on this text; may be repeated. Default: random tokens.")
     ] = None,
     tokens: Annotated[
-        list[str] | None, typer.Option("--tokens", help="Compare on these token ids: 1,529,25; may be repeated.")
+        list[str] | None, typer.Option("--tokens", help="Compare on token ids, such as 1,529,25; may be repeated.")
     ] = None,
     layers: Annotated[
         str | None, typer.Option("--layers", help="Compare only these layers, such as 3,7-9. Default: all.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random tokens.")] = 0,
     tolerance: Annotated[
-        float | None, typer.Option("--tolerance", help="Allowed relative error, instead of the estimate for rounding.")
+        float | None,
+        typer.Option("--tolerance", help="Allowed relative error; default: an estimate of rounding errors."),
     ] = None,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors, no progress.")] = False,
 ) -> None:
     """Finds the first pass, layer, step and weight at which A and B differ, and shows the values there.
 
-    Ends with 0 if they agree, with 13 if they differ. Needs the extra: pip install 'enginewright\\[export]'.
+    Exits with 0 if they agree, with 13 if they differ. Needs the extra: pip install 'enginewright\\[export]'.
     """
     if tolerance is not None and not tolerance > 0:
         raise typer.BadParameter(f"{tolerance} is not above 0", param_hint="--tolerance")

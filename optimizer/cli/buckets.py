@@ -26,7 +26,7 @@ def command(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", help="Requests as JSONL: prompt_tokens and completion_tokens in each line."),
+        typer.Option("--trace", help="JSONL of requests, with prompt_tokens and completion_tokens in each line."),
     ] = None,
     default: Annotated[
         str | None, typer.Option("--default", metavar="NAME", help="A built-in distribution: chat, documents or code.")
@@ -35,21 +35,26 @@ def command(
         Path | None, typer.Option("--batch-sizes", help="Batch sizes of decode steps, in the format of --histogram.")
     ] = None,
     max_batch: Annotated[
-        int, typer.Option("--max-batch", help="Without --batch-sizes: all sizes from 1 to this, equally often.")
+        int,
+        typer.Option(
+            "--max-batch", help="Without --batch-sizes, all sizes from 1 to this number are equally frequent."
+        ),
     ] = 64,
-    most: Annotated[int, typer.Option("--most", help="Most buckets, for prompts and decode steps together.")] = 8,
+    most: Annotated[
+        int, typer.Option("--most", help="Maximum number of buckets, for prompts and decode steps together.")
+    ] = 8,
     multiple: Annotated[int, typer.Option("--multiple", help="Round sizes of prompts up to multiples of this.")] = 8,
     chunk: Annotated[
-        int | None, typer.Option("--chunk", help="Longer prompts are split into chunks of this number of tokens.")
+        int | None, typer.Option("--chunk", help="Split longer prompts into chunks of this number of tokens.")
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option("--context", help="The model's context; longer prompts are an error.")
+        int | None, typer.Option("--context", help="The model's context in tokens; longer prompts are an error.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Chooses the step sizes with the least padding, and shows the padding of others.
+    """Chooses step sizes (buckets) with the least padding, and shows the padding of other choices.
 
-    The last lines are a section for a recipe.
+    The last lines of the output are a section for a recipe.
     """
     from enginewright.optimizer.buckets.choose import BucketSource, choose
     from enginewright.optimizer.buckets.report import recipe_lines, text_lines

@@ -34,14 +34,14 @@ def command(
     ] = None,
     trust: Trust = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Build a ready target again, such as for another GPU.")
+        bool, typer.Option("--again", help="Build a ready target again, for example for another GPU.")
     ] = False,
     check: Annotated[
         bool,
         typer.Option(
             "--check",
-            help="Then run the target, compare its tokens with the cpu target's, and print a report to send. Without "
-            "BUNDLE a tiny model is exported and built.",
+            help="After the build, run the target, compare its tokens with the cpu target's, and print a report to "
+            "send. Without BUNDLE, a tiny model is exported and built.",
         ),
     ] = False,
     as_json: AsJson = False,

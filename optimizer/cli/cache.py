@@ -29,9 +29,10 @@ def command(
     ] = "show",
     as_json: AsJson = False,
 ) -> None:
-    """Shows or removes cached bundles: those of exports, and of models that commands ran.
+    """Shows or removes cached bundles, which exports and other commands made from models.
 
-    Their keys are hashes of the source, the recipe and our code. A bundle's hash is checked when it is used.
+    A bundle is found by a hash of the source, the recipe and Enginewright's code. The hash of its files is checked
+    when it is used.
     """
     if action not in _ACTIONS:
         raise typer.BadParameter(f"{action!r} is neither {' nor '.join(_ACTIONS)}")

@@ -65,7 +65,7 @@ def command(
     as_json: AsJson = False,
     quiet: TextOnly = False,
 ) -> None:
-    """Holds a conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
+    """Holds a conversation in the terminal. From a pipe, each line is one turn, and only the answers are printed."""
     from enginewright import LLM, SamplingParams
     from enginewright.runtime.text.template_process import template_process
 

@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Compares two bundles byte by byte, apart from report/, and names the files, fields and weights that differ.
 
-    Ends with 0 if they are equal, with 14 if they differ.
+    Exits with 0 if they are equal, with 14 if they differ.
     """
     from enginewright.optimizer.diff_bundles import diff_bundles
 

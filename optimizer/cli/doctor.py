@@ -43,8 +43,8 @@ def command(
         bool,
         typer.Option(
             "--run",
-            help="Run a GPU's target, compare its tokens with the cpu target's, and print a report to send. Without a "
-            "bundle a tiny model is exported.",
+            help="Run a GPU target, compare its tokens with the cpu target's, and print a report to send. Without "
+            "BUNDLE, a tiny model is exported.",
         ),
     ] = False,
     trust: Trust = None,

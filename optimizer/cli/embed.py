@@ -39,14 +39,21 @@ _AT_ONCE = 1024
 @grouped
 def command(
     model: ModelPath,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text in each line; or lines of JSON, with --field.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A file with one text per line or, with --field, one JSON object per line."
+        ),
+    ],
     *,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="A .npy, .jsonl or .parquet file, with a row for each text.")
     ],
     field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help='The field of a JSON line with the text; default "text" for .jsonl files.'),
+        typer.Option(
+            metavar="NAME", help='The field of each JSON object that has the text; default "text" for .jsonl files.'
+        ),
     ] = None,
     prompt: Annotated[
         str | None,
@@ -58,12 +65,12 @@ def command(
     normalize: Annotated[
         bool | None,
         typer.Option(
-            "--normalize/--no-normalize", help="Scale vectors to length 1, or not; default: as the model says."
+            "--normalize/--no-normalize", help="Scale vectors to length 1, or not; default: as the model's files say."
         ),
     ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long, instead of an error.")] = (
-        False
-    ),
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are too long, instead of refusing them.")
+    ] = (False),
     recipe: ModelRecipe = None,
     running: Running,
     as_json: AsJson = False,
@@ -71,7 +78,7 @@ def command(
 ) -> None:
     """Writes the vector of each text of a file.
 
-    After Ctrl-C the vectors so far are in OUTPUT.part, and the same command continues with the rest.
+    After Ctrl-C, the finished vectors are in OUTPUT.part, and the same command continues with the other texts.
     """
     from enginewright import LLM
     from enginewright.optimizer.embed.outputs import check_output, write_vectors

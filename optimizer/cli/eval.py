@@ -43,7 +43,9 @@ def command(
     recipe: ModelRecipe = None,
     text: Annotated[
         str,
-        typer.Option(metavar="FILE", help="A text to predict, or one per line, in UTF-8; built-in has 5,000 words."),
+        typer.Option(
+            metavar="FILE", help="A text to predict, in UTF-8, or texts to embed, one per line. built-in: 5,000 words."
+        ),
     ] = "built-in",
     against: Annotated[
         Path | None,
@@ -51,24 +53,24 @@ def command(
     ] = None,
     choices: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Questions to answer, as JSONL; built-in has 40."),
+        typer.Option(metavar="FILE", help="JSONL of questions to answer. built-in: 40 questions."),
     ] = None,
     window: Annotated[
-        int | None, typer.Option(help="Most tokens that are predicted together; by default 512, or the context.")
+        int | None, typer.Option(help="Maximum tokens that are predicted together; default: 512, or a shorter context.")
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Tokens from a window's start to the next; by default half of the window.")
+        int | None, typer.Option(help="Tokens from one window's start to the next one's; default: half of --window.")
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help=f"Read all of the text; by default {WINDOWS} windows, or {TEXTS} lines.")
     ] = False,
     running: Running,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the figures, no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors, no progress.")] = False,
 ) -> None:
     """Measures perplexity, KL divergence from another model, and accuracy on multiple-choice questions.
 
-    Embedding models, rerankers and classifiers are compared with another model on the lines of the text.
+    Embedding models, rerankers and classifiers are compared with another model on each line of --text.
     Comparing with a source model needs the extra: pip install 'enginewright\\[export]'.
     """
     from enginewright.optimizer.evaluate import evaluate

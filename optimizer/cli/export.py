@@ -74,8 +74,8 @@ def command(
         typer.Option(
             "--recipe",
             "-r",
-            help="A built-in recipe (see `optimize recipes`) or a TOML file. Default: the recovery's; gguf for "
-            "a quantized GGUF file; else f32.",
+            help="A built-in recipe (see `optimize recipes`) or a TOML file. Default: that of --recovered; otherwise "
+            "gguf for a quantized GGUF file, f32 for others.",
         ),
     ] = None,
     target: Annotated[
@@ -94,7 +94,7 @@ def command(
         Path | None,
         typer.Option(
             "--calibration",
-            help="Text, or JSONL, for recipes with calibration; without it they sample from the model.",
+            help="A file of text or JSONL for recipes with calibration; default: text sampled from the model.",
         ),
     ] = None,
     recovered: Annotated[
@@ -103,12 +103,12 @@ def command(
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option("--max-memory", help="Most memory that the export may take, such as 4GiB."),
+        typer.Option("--max-memory", help="Maximum memory of the export, such as 4GiB."),
     ] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(
-            "--gpu", help="GPUs that engines are built for, by name or compute capability: h100,8.9; may be repeated."
+            "--gpu", help="GPUs to build engines for, by name or compute capability, such as h100,8.9; may be repeated."
         ),
     ] = None,
     kv_cache: Annotated[
@@ -120,14 +120,14 @@ def command(
     ] = None,
     ranks: Annotated[
         str | None,
-        typer.Option("--ranks", metavar="N,...", help="Numbers of ranks that the model must support: 2,4."),
+        typer.Option("--ranks", metavar="N,...", help="Numbers of ranks that the bundle must support, such as 2,4."),
     ] = None,
     partition: Annotated[
         list[str] | None,
         typer.Option(
             "--partition",
             metavar="NAME=N,...",
-            help="Partition that the model must support, such as tensor=2,pipeline=2; may be repeated.",
+            help="Partition that the bundle must support, such as tensor=2,pipeline=2; may be repeated.",
         ),
     ] = None,
     name: Annotated[
@@ -145,14 +145,14 @@ def command(
         typer.Option(
             "--lora",
             metavar="FOLDER[=WEIGHT]",
-            help="Merge this PEFT adapter into the weights, as in --lora my-adapter=0.5; may be repeated.",
+            help="Merge a PEFT adapter into the weights, such as my-adapter=0.5; may be repeated.",
         ),
     ] = None,
     cache: Annotated[
         bool,
         typer.Option(
             "--cache/--no-cache",
-            help="Use the cached bundle of an equal export, and cache this one (see `optimize cache`).",
+            help="Use the cached bundle of an equal export, or cache the new one (see `optimize cache`).",
         ),
     ] = True,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,

@@ -36,20 +36,23 @@ EPILOG = (
 @reported
 def command(
     bundle: BundlePath,
-    program: Annotated[bool, typer.Option("--program", help="The steps that a target runs, one per line.")] = False,
-    weights: Annotated[bool, typer.Option("--weights", help="Every tensor: shape, layout, size.")] = False,
-    passes: Annotated[bool, typer.Option("--passes", help="Numbers of matches and rejections of each pass.")] = False,
+    program: Annotated[
+        bool, typer.Option("--program", help="Print the steps that a target runs, one per line.")
+    ] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Print each tensor's shape, layout and size.")] = False,
+    passes: Annotated[
+        bool, typer.Option("--passes", help="Print each pass's numbers of matches and rejections.")
+    ] = False,
     target: Annotated[
         str | None,
-        typer.Option(
-            "--target", "-t", callback=known_target, help="The target whose program --program shows; default cpu."
-        ),
+        typer.Option("--target", "-t", callback=known_target, help="The target for --program; default: cpu."),
     ] = None,
     partition: Annotated[
-        str | None, typer.Option("--partition", metavar="tensor=N", help="With --program: the program of a rank.")
+        str | None,
+        typer.Option("--partition", metavar="tensor=N", help="With --program, print the program of one rank."),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="The rank that --partition shows; default the first.")
+        int | None, typer.Option("--rank", min=0, help="The rank for --partition; default: the first.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -36,19 +36,22 @@ class Asking:
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model's name; default: the server's first.")] = (
         None
     )
-    api_key: Annotated[str | None, typer.Option(metavar="KEY|@FILE", help="A key, or a file with it.")] = None
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY|@FILE", help="An API key, or @ and the file with the key.")
+    ] = None
     remote: Annotated[
         bool,
         typer.Option("--remote", help="Allow a server on another machine; its owner must permit this load."),
     ] = False
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="Time without data from the server after which a request has failed.")
+        str,
+        typer.Option(metavar="TIME", help="Time without data from the server after which a request counts as failed."),
     ] = "120s"
     param: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A field of all bodies: ignore_eos=true, temperature=0.7 (default 0); may be repeated.",
+            help="A field of all request bodies, such as temperature=0.7 (default 0); may be repeated.",
         ),
     ] = None
 
@@ -59,30 +62,28 @@ class Coming:
 
     clients: Annotated[
         int | None,
-        typer.Option(
-            "--clients", "-c", help="Closed loop: number of clients, which wait for their answers; default 4."
-        ),
+        typer.Option("--clients", "-c", help="Closed loop: number of clients that each wait for an answer; default 4."),
     ] = None
     rate: Annotated[float | None, typer.Option(help="Open loop: requests per second, without waiting for answers.")] = (
         None
     )
     arrivals: Annotated[
         str,
-        typer.Option(metavar="poisson|constant|bursts", help="Distribution of the requests' times in an open loop."),
+        typer.Option(metavar="poisson|constant|bursts", help="Distribution of arrival times in an open loop."),
     ] = "poisson"
     burst: Annotated[
         str,
         typer.Option(
-            metavar="FACTORxTIME/TIME", help="Rate and times of bursts: 5 times the rate for 4 of every 20 s."
+            metavar="FACTORxTIME/TIME", help="Bursts; 5x4s/20s means 5 times the rate for 4 of every 20 seconds."
         ),
     ] = "5x4s/20s"
     trace: Annotated[
-        Path | None, typer.Option(help="A file of requests with their times: JSON lines, Mooncake's, or Azure's CSV.")
+        Path | None, typer.Option(help="A file of requests with times: JSONL, Mooncake's format, or Azure's CSV.")
     ] = None
-    speed: Annotated[float, typer.Option(help="Factor by which a trace is replayed faster.")] = 1.0
+    speed: Annotated[float, typer.Option(help="Replay a trace faster by this factor.")] = 1.0
     requests: Annotated[
         int | None,
-        typer.Option(help="Number of conversations; default 100, or a trace's."),
+        typer.Option(help="Number of conversations; default: 100, or all of a trace."),
     ] = None
     seconds: Annotated[float | None, typer.Option(help="Send no requests after this number of seconds.")] = None
     think: Annotated[
@@ -96,19 +97,19 @@ class Saying:
     """The shape of requests; with --classes, the defaults of each class."""
 
     prompt: Annotated[
-        str, typer.Option(metavar="LENGTH", help="Tokens of a prompt: 128, 20-200, lognormal:MEDIAN:SIGMA, or a file.")
+        str, typer.Option(metavar="LENGTH", help="Tokens per prompt: 128, 20-200, lognormal:MEDIAN:SIGMA, or a file.")
     ] = "128"
-    answer: Annotated[str, typer.Option(metavar="LENGTH", help="Most tokens of an answer.")] = "64"
-    turns: Annotated[str, typer.Option(metavar="LENGTH", help="Turns of a conversation.")] = "1"
+    answer: Annotated[str, typer.Option(metavar="LENGTH", help="Maximum tokens of an answer.")] = "64"
+    turns: Annotated[str, typer.Option(metavar="LENGTH", help="Turns per conversation.")] = "1"
     texts: Annotated[
         str, typer.Option(metavar="LENGTH", help="Texts per request with --embed, each as long as a prompt.")
     ] = "1"
-    shared_prefix: Annotated[int, typer.Option(help="Tokens that all requests begin with.")] = 0
-    prefixes: Annotated[int, typer.Option(help="Number of different beginnings.")] = 1
-    leave: Annotated[float, typer.Option(help="Share of clients that leave before the end, such as 0.1.")] = 0.0
-    ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time to the first token.")] = None
-    tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time for each token.")] = None
-    end_to_end: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time to the end.")] = None
+    shared_prefix: Annotated[int, typer.Option(help="Number of equal tokens with which requests begin.")] = 0
+    prefixes: Annotated[int, typer.Option(help="Number of different shared prefixes.")] = 1
+    leave: Annotated[float, typer.Option(help="Share of clients that disconnect during an answer, such as 0.1.")] = 0.0
+    ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Goal for the time to the first token.")] = None
+    tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Goal for the time of each further token.")] = None
+    end_to_end: Annotated[str | None, typer.Option(metavar="TIME", help="Goal for the time to the end.")] = None
     classes: Annotated[Path | None, typer.Option(help="A TOML file with classes of requests.")] = None
 
 
@@ -127,9 +128,9 @@ def command(
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
-    """Sends a server the requests of many clients, and measures the times of each.
+    """Sends the requests of many clients to a server, and measures the times of each request.
 
-    The server has OpenAI's API: ours, vLLM's, llama.cpp's and others. Load on a server needs its owner's permission.
+    The server must have OpenAI's API, as ours, vLLM's and llama.cpp's do. Ask the server's owner before you test it.
     """
     from enginewright.optimizer.bench.plot import check_folder
     from enginewright.optimizer.loadtest.own_server import served

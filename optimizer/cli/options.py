@@ -91,7 +91,8 @@ ModelPath = Annotated[
     str,
     typer.Argument(
         metavar="BUNDLE|MODEL",
-        help="A bundle; or a GGUF file, a Hugging Face folder or an id on the Hub, which is exported first, once.",
+        help="A bundle, or a model that is exported to a cached bundle first: a GGUF file, a Hugging Face folder or "
+        "an id on the Hub.",
     ),
 ]
 ModelRecipe = Annotated[
@@ -99,22 +100,24 @@ ModelRecipe = Annotated[
     typer.Option(
         "--recipe",
         "-r",
-        help="The recipe for a model that is exported first; default gguf for a quantized GGUF file, else int8.",
+        help="The recipe to export a model with; default: gguf for a quantized GGUF file, otherwise int8.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 TextOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the text, not the speed.")]
 NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors, no progress.")]
 
-Threads = Annotated[int, typer.Option(min=0, max=1024, help="Number of threads; 0 is one for each core.")]
+Threads = Annotated[int, typer.Option(min=0, max=1024, help="Number of threads; 0 means one for each core.")]
 Ranks = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Processes that run the model together, each with --threads threads."),
+    typer.Option(
+        min=1, metavar="N", help="Number of processes that run the model together, each with --threads threads."
+    ),
 ]
 Cut = Annotated[
     str | None,
     typer.Option(
-        "--partition", metavar="tensor=N,...", help="How the model is divided among ranks; --ranks 2 is tensor=2."
+        "--partition", metavar="tensor=N,...", help="How the model is divided among ranks; --ranks 2 means tensor=2."
     ),
 ]
 Memory = Annotated[
@@ -126,22 +129,22 @@ Target = Annotated[
         "--target",
         "-t",
         callback=known_target,
-        help="The target of the bundle to run, such as cpu or onnx; default: the first that can run here.",
+        help="The bundle's target to run, such as cpu or onnx; default: the first that runs on this machine.",
     ),
 ]
 Trust = Annotated[
     str | None,
     typer.Option(
         metavar="code|sha256:HASH",
-        help="Run the code that bundles carry for some targets (tvm, stablehlo, cuda, TensorRT). code allows any "
-        "bundle; a hash, which `optimize inspect` shows, allows one.",
+        help="Allow a bundle's code to run, which the targets tvm, stablehlo, cuda and TensorRT need. code allows it "
+        "in any bundle; a hash allows it in the bundle for which `optimize inspect` shows this hash.",
     ),
 ]
 Provider = Annotated[
     str | None,
     typer.Option(
-        help="Provider for target onnx: cpu, cuda, tensorrt-rtx, directml or openvino; for stablehlo: cpu, iree or a "
-        "PJRT plugin."
+        help="Library that runs the target: cpu, cuda, tensorrt-rtx, directml or openvino for onnx; cpu, iree or a "
+        "PJRT plugin for stablehlo."
     ),
 ]
 
@@ -188,7 +191,7 @@ class Running:
     provider: Provider = None
     trust: Trust = None
     context: Annotated[
-        int | None, typer.Option(help="Most tokens of a prompt and its answer; default: the model's limit.")
+        int | None, typer.Option(help="Maximum tokens of a prompt with its answer; default: the model's limit.")
     ] = None
     threads: Threads = 0
     ranks: Ranks = None
@@ -204,29 +207,29 @@ class Serving(Running):
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory for snapshots of recurrent layers' states, such as 1GiB; default: one snapshot per request.",
+            help="Memory for cached states of recurrent layers, such as 1GiB; default: enough for one per request.",
         ),
     ] = None
     prefix_memory: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Main memory for blocks that leave the GPU's memory, such as 16GiB; default none.",
+            help="Main memory for cached blocks that are evicted from the GPU's memory, such as 16GiB; default: none.",
         ),
     ] = None
     prefix_folder: Annotated[
         Path | None,
-        typer.Option(help="Folder for computed prefixes of prompts, which later runs reuse; default none."),
+        typer.Option(help="Folder for computed beginnings of prompts, which later runs reuse; default: none."),
     ] = None
     offload_folder: Annotated[
         Path | None,
         typer.Option(
-            help="Let a context be larger than --memory: this folder has the keys and values that an adaptive context "
-            "doesn't need in a step."
+            help="Folder for keys and values that an adaptive context doesn't need in a step, so that a context can be "
+            "larger than --memory."
         ),
     ] = None
     offload_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most bytes in --offload-folder, such as 20GiB.")
+        str, typer.Option(metavar="SIZE", help="Maximum size of --offload-folder, such as 20GiB.")
     ] = "8GiB"
     scheduling: Annotated[
         str | None,
@@ -240,8 +243,8 @@ class Serving(Running):
         str,
         typer.Option(
             metavar="auto|off|lookup|BUNDLE",
-            help="Propose tokens and verify several in one step, with the same answers. lookup proposes earlier text; "
-            "a faster bundle guesses too; auto is lookup on the cpu target.",
+            help="Guess tokens and check several in one step, with the same answers. lookup guesses from earlier text; "
+            "a faster bundle guesses, too; auto is lookup on the cpu target.",
         ),
     ] = "auto"
 
@@ -270,48 +273,54 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 class Sampling:
     """Options of sampling; None leaves a setting to the defaults of SamplingParams."""
 
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", help="Most new tokens; default 256.")] = None
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; higher is more random.")] = None
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", help="Maximum new tokens; default 256.")] = (
+        None
+    )
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; higher values are more random.")] = None
     top_k: Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens; 0 is off.")] = None
     top_p: Annotated[
-        float | None, typer.Option(help="Sample from the likeliest tokens that make up this share; 1 is off.")
+        float | None,
+        typer.Option(help="Sample from the likeliest tokens that together have this probability; 1 is off."),
     ] = None
     min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens below this share of the likeliest one; 0 is off.")
+        float | None, typer.Option(help="Drop tokens less likely than this share of the likeliest token; 0 is off.")
     ] = None
     top_n_sigma: Annotated[
-        float | None, typer.Option(help="Drop tokens this many standard deviations below the largest logit; 0 is off.")
+        float | None,
+        typer.Option(
+            help="Drop tokens more than this number of standard deviations below the largest logit; 0 is off."
+        ),
     ] = None
     xtc_probability: Annotated[
         float | None, typer.Option(help="Probability of dropping all but one of the likeliest tokens (XTC); 0 is off.")
     ] = None
     xtc_threshold: Annotated[
-        float | None, typer.Option(help="Least probability of a token that XTC may drop; default 0.1.")
+        float | None, typer.Option(help="Minimum probability of a token that XTC may drop; default 0.1.")
     ] = None
     dry_multiplier: Annotated[
         float | None,
         typer.Option(
-            help="Make repeating a sequence less likely (DRY); 0 is off, 0.8 is usual. --param sets its details."
+            help="Make repeated sequences less likely (DRY); 0 is off, 0.8 is usual. --param sets DRY's other fields."
         ),
     ] = None
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Make tokens that have occurred less likely; 1 is off, 1.1 is mild.")
     ] = None
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling; the same seed gives the same tokens.")] = None
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None
     schema: Annotated[
         str | None, typer.Option(metavar="FILE|JSON", help="The answer is JSON that follows this JSON schema.")
     ] = None
     regex: Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")] = None
     choice: Annotated[
-        list[str] | None, typer.Option(help="The answer is this text, or another --choice; may be repeated.")
+        list[str] | None, typer.Option(help="The answer is this text, or that of another --choice; may be repeated.")
     ] = None
     grammar: Annotated[Path | None, typer.Option(help="A file with a Lark grammar that the answer follows.")] = None
     param: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Any other field of SamplingParams: n=3, num_beams=4, frequency_penalty=0.5; may be repeated.",
+            help="Any other field of SamplingParams, such as n=3 or num_beams=4; may be repeated.",
         ),
     ] = None
 

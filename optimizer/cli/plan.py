@@ -26,13 +26,13 @@ def command(
         str,
         typer.Argument(
             metavar="BUNDLE|MODEL",
-            help="A bundle; or a model's folder (config.json is enough), a GGUF file, or a model's id on the Hub.",
+            help="A bundle, a model's folder (config.json is enough), a GGUF file, or a model's id on the Hub.",
         ),
     ],
     gpu: Annotated[
         list[str] | None,
         typer.Option(
-            "--gpu", help="A GPU, such as h100 or rtx4090, or cpu: this machine. May be repeated; default cpu."
+            "--gpu", help="A GPU, such as h100 or rtx4090, or cpu for this machine (default); may be repeated."
         ),
     ] = None,
     devices: Annotated[
@@ -46,29 +46,32 @@ def command(
             help="Name or file of a recipe for a model; may be repeated. Default: all built-in recipes.",
         ),
     ] = None,
-    tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Most time for each token, such as 20ms.")] = None,
-    ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Most time to the first token.")] = None,
-    batch: Annotated[str | None, typer.Option(metavar="N,...", help="Requests at a time; default 1,4,16,64.")] = None,
+    tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Goal for the time per token, such as 20ms.")] = None,
+    ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Goal for the time to the first token.")] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Numbers of simultaneous requests; default 1,4,16,64.")
+    ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Tokens of each request with its answer; default 2048, or the model's.")
+        int | None,
+        typer.Option(help="Tokens of each request with its answer; default: 2048, or a model's shorter context."),
     ] = None,
     prompt: Annotated[int | None, typer.Option(help="Tokens of each prompt; default 512.")] = None,
     memory: Annotated[
         str | None,
         typer.Option(
-            help="Memory that may be used, such as 16GiB; default 90 % of a GPU's, or the free memory of this machine."
+            help="Memory that may be used, such as 16GiB; default: 90 % of a GPU's, or this machine's free memory."
         ),
     ] = None,
     bandwidth_share: Annotated[
         float | None,
-        typer.Option(help="Share of a GPU's stated bandwidth that is reached; default 0.75, an assumption."),
+        typer.Option(help="Assumed share of a GPU's stated bandwidth that is reached; default 0.75."),
     ] = None,
     compute_share: Annotated[
-        float | None, typer.Option(help="Share of a GPU's stated peak that is reached; default 0.6, an assumption.")
+        float | None, typer.Option(help="Assumed share of a GPU's stated peak that is reached; default 0.6.")
     ] = None,
     threads: Threads = 0,
     ranks: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Numbers of ranks, planned in all partitions.")
+        str | None, typer.Option(metavar="N,...", help="Numbers of ranks to plan, in all partitions.")
     ] = None,
     partition: Annotated[
         str | None, typer.Option(metavar="NAME=N,...", help="Plan only this partition, such as tensor=4,pipeline=2.")
@@ -78,24 +81,24 @@ def command(
         typer.Option(
             "--link",
             metavar="LINK",
-            help="The link between ranks, such as nvlink, pcie4, ndr, ethernet10 or 2.5gbit; nvlink,ndr: within and "
-            "between machines. Default: this machine's memory.",
+            help="The link between ranks, such as nvlink, pcie4, ethernet10 or 2.5gbit. nvlink,ndr is nvlink within "
+            "machines and ndr between machines. Default: this machine's memory.",
         ),
     ] = None,
     per_machine: Annotated[
-        int | None, typer.Option(help="Ranks of a machine, if --link also names the link between machines; default 8.")
+        int | None, typer.Option(help="Ranks per machine, if --link also names a link between machines; default 8.")
     ] = None,
     link_share: Annotated[
         float | None,
-        typer.Option(help="Share of a link's stated bandwidth that is reached; default 0.8, an assumption."),
+        typer.Option(help="Assumed share of a link's stated bandwidth that is reached; default 0.8."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw times by batch into this SVG file.")] = None,
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
-    """Predicts TTFT, TPOT, the largest batch that meets goals, and the memory that a model needs on a device.
+    """Predicts latencies, the largest batch that meets goals, and the memory that a model needs on a device.
 
-    Figures of GPUs are predictions from the makers' figures. The kernels of this machine are timed, for some seconds.
+    Predictions for GPUs use the makers' figures. For this machine, kernels are timed for some seconds.
     """
     from enginewright.optimizer.bench.plot import check_folder
     from enginewright.optimizer.plan.options import BATCHES, PlanOptions, parse_seconds

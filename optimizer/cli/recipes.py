@@ -17,7 +17,7 @@ def command(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's TOML; without it, list all recipes.")
     ] = None,
-    show: Annotated[str | None, typer.Option("--show", metavar="NAME", help="The same as the argument.")] = None,
+    show: Annotated[str | None, typer.Option("--show", metavar="NAME", help="The same as the argument NAME.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Lists the built-in recipes, or prints one as a start for your own."""

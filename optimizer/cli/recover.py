@@ -28,14 +28,16 @@ class Training:
     """Options of the training, by the names of RecoverOptions."""
 
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the optimizer.")] = 300
-    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens of a step.")] = 2048
-    sequence_length: Annotated[int, typer.Option("--sequence-length", min=8, help="Most tokens of a sequence.")] = 256
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens per step.")] = 2048
+    sequence_length: Annotated[int, typer.Option("--sequence-length", min=8, help="Maximum tokens of a sequence.")] = (
+        256
+    )
     learning_rate: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-4
     temperature: Annotated[
-        float, typer.Option("--temperature", help="Divides both models' logits before they are compared.")
+        float, typer.Option("--temperature", help="Divisor of both models' logits before they are compared.")
     ] = 1.0
     hidden: Annotated[
-        float, typer.Option("--hidden", help="Weight of errors of hidden states in the loss; 0 is off.")
+        float, typer.Option("--hidden", help="Weight of hidden states' errors in the loss; 0 is off.")
     ] = 0.0
     accumulate: Annotated[
         int, typer.Option("--accumulate", min=1, help="Parts of a step, run one after the other to save memory.")
@@ -62,11 +64,11 @@ def command(
     ],
     text: Annotated[
         Path | None,
-        typer.Option("--text", help="Text, or JSONL, to train on; default: text sampled from the model."),
+        typer.Option("--text", help="A file of text or JSONL to train on; default: text sampled from the model."),
     ] = None,
     training: Training,
     calibration: Annotated[
-        Path | None, typer.Option("--calibration", help="Text, or JSONL, for recipes with calibration.")
+        Path | None, typer.Option("--calibration", help="A file of text or JSONL for recipes with calibration.")
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, help="Number of threads; 0 lets torch choose.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,

@@ -27,10 +27,10 @@ EPILOG = (
 @reported
 def command(
     bundle: BundlePath,
-    measure: Annotated[bool, typer.Option("--measure", help="Time the bundle's steps now, for some 15 s.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Time the bundle's steps now, for about 15 s.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the HTML page to this file, which needs no other files."),
+        typer.Option("--output", "-o", help="Write the page to this HTML file, which needs no other files."),
     ] = None,
     threads: Threads = 0,
     as_json: AsJson = False,

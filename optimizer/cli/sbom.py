@@ -29,16 +29,16 @@ def command(
             "--source",
             "-s",
             metavar="MODEL",
-            help="The model's folder, GGUF file or Hub id; adds its files' hashes and licence.",
+            help="The model's folder, GGUF file or Hub id, to add its files' hashes and licence.",
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print errors as JSON too; the bill is always JSON.")] = False,
     quiet: NoProgress = False,
 ) -> None:
     """Writes a bill of materials (CycloneDX 1.6, ML-BOM): model, source, recipe, toolchain, and all files with SHA-256.
 
-    The same bundle gives the same bill. It has a time only if SOURCE_DATE_EPOCH is set.
+    Equal bundles give equal bills. A bill has a time only if SOURCE_DATE_EPOCH is set.
     """
     from enginewright.optimizer.sbom import bill_of_materials, moment, source_facts, write_bill
     from enginewright.runtime.bundle.reader import Bundle

@@ -79,23 +79,27 @@ def command(
         str | None,
         typer.Argument(
             metavar="BUNDLE|MODEL",
-            help="A bundle of `optimize export`; or a GGUF file, a Hugging Face folder or an id on the Hub, which is "
-            "exported first, once.",
+            help="A bundle, or a model that is exported to a cached bundle first: a GGUF file, a Hugging Face folder "
+            "or an id on the Hub.",
         ),
     ] = None,
     *,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="NAME=BUNDLE|MODEL", help="A model under this name."),
+        typer.Option(
+            "--model", "-m", metavar="NAME=BUNDLE|MODEL", help="Serve a model under this name; may be repeated."
+        ),
     ] = None,
     alias: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=MODEL", help="Another name of a model, with the same engine. May be repeated."),
+        typer.Option(metavar="NAME=MODEL", help="Another name of a model, with the same engine; may be repeated."),
     ] = None,
     recipe: ModelRecipe = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with these options; flags override it.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file with these options; flags override the file.")
+    ] = None,
     max_requests: Annotated[
-        int | None, typer.Option(help="Most requests of a model that run at the same time; default 64.")
+        int | None, typer.Option(help="Maximum requests of a model that run at the same time; default 64.")
     ] = None,
     server: ServerFlags,
     serving: Serving,

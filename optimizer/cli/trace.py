@@ -32,9 +32,9 @@ def command(
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
-    """Runs a prompt and some decode steps, and writes the time of each step of the program.
+    """Runs a prompt and some decode steps, and writes the time of each operation into a file.
 
-    https://ui.perfetto.dev opens the file, and so does chrome://tracing.
+    Open the file in https://ui.perfetto.dev or chrome://tracing.
     """
     from enginewright.optimizer.report.numbers import duration
     from enginewright.optimizer.report.perfetto import UI, trace

@@ -24,7 +24,7 @@ EPILOG = (
 def command(
     bundle: BundlePath,
     seconds: Annotated[
-        float, typer.Option(help="Maximum seconds of measurement; short times try fewer settings.")
+        float, typer.Option(help="Maximum seconds of measurement; in less time, fewer settings are tried.")
     ] = 40.0,
     threads: Threads = 0,
     trust: Trust = None,
@@ -38,16 +38,16 @@ def command(
         ),
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(help="For tvm: compile with these records of an earlier run, without measuring.")
+        Path | None, typer.Option(help="For tvm, compile with these records of an earlier run, without measuring.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but write nothing.")] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors, no progress.")] = False,
 ) -> None:
     """Searches for faster settings on this machine. Results stay the same, bit for bit.
 
-    For the target cpu, it writes the division of work into tasks to BUNDLE.tune.json. For the target tvm, it adds a
-    library with the fastest schedules of products to the bundle.
+    For the target cpu, the division of work into tasks is written to BUNDLE.tune.json. For the target tvm, a library with
+    the fastest schedules of matrix products is added to the bundle.
     """
     from enginewright.optimizer.shared.target_parts import part_for
     from enginewright.plugins.steps.timed_steps import Tune

@@ -47,7 +47,7 @@ def command(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--source", "-s", metavar="MODEL", help="Compare with the source: its folder, GGUF file or Hub id."
+            "--source", "-s", metavar="MODEL", help="Compare with the source model: its folder, GGUF file or Hub id."
         ),
     ] = None,
     lora: Annotated[
@@ -62,20 +62,20 @@ def command(
         Path | None,
         typer.Option(
             metavar="BUNDLE|MODEL",
-            help="Compare with an older build or a source. Exits with 16 if the bundle is worse, with 18 if the speed "
-            "is unclear.",
+            help="Compare with an older build or a source model. Exits with 16 if the bundle is worse, with 18 if "
+            "times vary too much to tell.",
         ),
     ] = None,
     budget: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A TOML file that says how much worse than --against the bundle may be."),
+        typer.Option(metavar="FILE", help="A TOML file with limits: how much worse than --against the bundle may be."),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             "--prompt",
             metavar="FILE",
-            help="Prompts to compare on: one in each line, or JSONL. Default: built-in prompts.",
+            help="A file of prompts to compare on: one in each line, or JSONL. Default: built-in prompts.",
         ),
     ] = None,
     junit: Annotated[
@@ -93,10 +93,10 @@ def command(
         bool, typer.Option("--quiet", "-q", help="Print no progress, and nothing if all is well.")
     ] = False,
 ) -> None:
-    """Checks the hashes of a bundle's files, and its programs; with --source also the targets' results.
+    """Checks a bundle's hashes and programs. With --source, it also compares the targets' results with the source.
 
-    With --against, compares predictions, size, speed and memory with an older build or the source.
-    Runs code in the bundle (for some targets) only with --trust code.
+    With --against, it compares predictions, size, speed and memory with an older build or a source.
+    Code in the bundle, which some targets need, runs only with --trust.
     Comparing with a source needs the extra: pip install 'enginewright\\[export]'.
     """
     of_against = {"--budget": budget, "--prompt": prompts, "--junit": junit, "--threads": threads or None}

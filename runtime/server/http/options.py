@@ -60,44 +60,47 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: Annotated[str, Option("Address to listen on; only this machine reaches the default.", restart=True)] = (
         "127.0.0.1"
     )
-    port: Annotated[int, Meta(ge=0, le=65535), Option("Port; 0 takes a free one.", ("", "-p"), restart=True)] = 8000
+    port: Annotated[int, Meta(ge=0, le=65535), Option("Port; 0 chooses a free port.", ("", "-p"), restart=True)] = 8000
     api_keys: Annotated[
         str | None, Option("A TOML file of keys (hashed), their tenants and quotas.", metavar="PATH", restart=True)
     ] = None
     allowed_hosts: Annotated[
         list[str],
         Option(
-            "Another name than the address that a Host header may have; * is any. May be repeated.",
+            "A name that a Host header may have, in addition to the address; * allows any. May be repeated.",
             ("--allowed-host",),
         ),
     ] = []
     allowed_origins: Annotated[
         list[str],
-        Option("A site whose pages may send requests (CORS), as https://example.org; * is any.", ("--allowed-origin",)),
+        Option(
+            "A site whose pages may send requests (CORS), as https://example.org; * allows any.", ("--allowed-origin",)
+        ),
     ] = []
     insecure: Annotated[bool, Option("Allow a host that other machines reach, without keys.")] = False
     tls_certificate: Annotated[
         str | None, Option("A certificate (PEM), which enables HTTPS.", metavar="PATH", restart=True)
     ] = None
     tls_key: Annotated[str | None, Option("The certificate's key (PEM).", metavar="PATH", restart=True)] = None
-    max_waiting: Annotated[Positive, Option("Most waiting requests of a model; further requests get 429.")] = 256
+    max_waiting: Annotated[Positive, Option("Maximum waiting requests of a model; further requests get 429.")] = 256
     max_texts: Annotated[
-        Positive, Option("Most texts, or pairs of texts, in a request for embeddings, scores or classes.")
+        Positive, Option("Maximum texts, or pairs of texts, in a request for embeddings, scores or classes.")
     ] = 2048
-    max_body: Annotated[Positive, Option("Most bytes of a request's body.")] = 16 << 20
+    max_body: Annotated[Positive, Option("Maximum bytes of a request's body.")] = 16 << 20
     max_held: Annotated[
         Positive,
-        Option("Most bytes of all bodies until their answers end, without the first 64 KiB of each."),
+        Option("Maximum bytes of all bodies whose answers haven't ended, without the first 64 KiB of each."),
     ] = 128 << 20
     max_tenant_held: Annotated[
         Positive, Option("The limit max_held for each tenant, where keys are needed.", _FILE)
     ] = 64 << 20
-    max_connections: Annotated[Positive, Option("Most open connections.")] = 1024
+    max_connections: Annotated[Positive, Option("Maximum open connections.")] = 1024
     max_tenant_connections: Annotated[
         Positive, Option("Most open connections of each tenant, where keys are needed.", _FILE)
     ] = 512
     max_loaded: Annotated[
-        Count, Option("Most loaded models; 0 is all. An idle model is unloaded for another.", restart=True)
+        Count,
+        Option("Maximum loaded models; 0 means all. If needed, an idle model is unloaded for another.", restart=True),
     ] = 0
     idle_seconds: Annotated[
         Seconds,
@@ -111,8 +114,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stall_seconds: Annotated[
         Seconds, Option("Most time for which a client may read hardly anything of its answer.", _FILE)
     ] = 60.0
-    request_seconds: Annotated[Seconds, Option("Most seconds for an answer; 0 is any.")] = 0.0
-    drain_seconds: Annotated[Seconds, Option("Most seconds that running requests get when the server stops.")] = 30.0
+    request_seconds: Annotated[Seconds, Option("Maximum seconds for an answer; 0 means no limit.")] = 0.0
+    drain_seconds: Annotated[Seconds, Option("Maximum seconds that running requests get when the server stops.")] = 30.0
     keep_alive_seconds: Annotated[
         Seconds, Option("Time between two comments in a stream without other data.", _FILE)
     ] = 15.0
@@ -142,7 +145,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     otlp: Annotated[
         str | None,
         Option(
-            "Send spans of requests (OpenTelemetry) to this address: http://HOST:4318/v1/traces.",
+            "Send spans of requests (OpenTelemetry) to this address, such as http://HOST:4318/v1/traces.",
             metavar="URL",
             restart=True,
         ),
@@ -155,10 +158,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = "refuse"
     replicas: Annotated[
-        Count, Option("Engines of each model on Ray Serve; 0 is one engine, without Ray.", restart=True)
+        Count, Option("Engines of each model on Ray Serve; 0 means one engine, without Ray.", restart=True)
     ] = 0
     max_replicas: Annotated[
-        Count, Option("Most engines of each model under load; 0 is always --replicas.", restart=True)
+        Count, Option("Maximum engines of each model under load; 0 means always --replicas.", restart=True)
     ] = 0
     target_requests: Annotated[
         float, Meta(gt=0), Option("Requests per replica above which another replica is started.", restart=True)
@@ -170,7 +173,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     routing: Annotated[
         Policy,
         Option(
-            "Choice of a replica: by prefix (its cache has most of the prompt), load or round-robin.",
+            "How a replica is chosen: prefix (its cache has most of the prompt), load or round-robin.",
             metavar="NAME",
             restart=True,
         ),
