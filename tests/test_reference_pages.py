@@ -112,18 +112,15 @@ def command_page() -> str:
         "",
         *option_lines(shared.values()),
     ]
-    listed: dict[str, list[str]] = {}
+    listed: dict[frozenset[str], str] = {}  # the shared options -> the first command with them
     for name, command in commands.items():
         others = [p for p in options[name] if (names_of(p), p.help) not in shared]
         same = [short_name(p) for p in options[name] if (names_of(p), p.help) in shared]
         lines += ["", f"## optimize {name}", "", plain(command.help or ""), "", *option_lines(others)]
-        if twin := next(
-            (other for other, theirs in listed.items() if set(theirs) == set(same) and len(same) > SHARED), ""
-        ):
+        if len(same) > SHARED and (twin := listed.setdefault(frozenset(same), name)) != name:
             lines += ["", f"Shared options: those of [{twin}](#optimize-{twin})."]
         elif same:
             lines += ["", f"Shared options: {code(same)}."]
-        listed[name] = same
     return "\n".join(lines) + "\n"
 
 

@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Searches for faster settings on this machine. Results stay the same, bit for bit.
 
-    For the target cpu, the division of work into tasks is written to BUNDLE.tune.json. For the target tvm, a library with
-    the fastest schedules of matrix products is added to the bundle.
+    For the target cpu, the division of work into tasks is written to BUNDLE.tune.json. For the target tvm, a library
+    with the fastest schedules of matrix products is added to the bundle.
     """
     from enginewright.optimizer.shared.target_parts import part_for
     from enginewright.plugins.steps.timed_steps import Tune
