@@ -43,6 +43,8 @@ MADE = "Made from the code by `tests/test_reference_pages.py`."
 KINDS = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 SHARED = 2
 """Commands that must have an option or argument with one text before the page describes it only once."""
+LONGEST = 28
+"""Names in a sentence; more of them are in a block."""
 
 
 def code(names: Iterable[str]) -> str:
@@ -119,6 +121,8 @@ def command_page() -> str:
         lines += ["", f"## optimize {name}", "", plain(command.help or ""), "", *option_lines(others)]
         if len(same) > SHARED and (twin := listed.setdefault(frozenset(same), name)) != name:
             lines += ["", f"Shared options: those of [{twin}](#optimize-{twin})."]
+        elif len(same) > LONGEST:
+            lines += ["", "Shared options:", "", *block(same)]
         elif same:
             lines += ["", f"Shared options: {code(same)}."]
     return "\n".join(lines) + "\n"

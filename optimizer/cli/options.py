@@ -136,8 +136,8 @@ Trust = Annotated[
     str | None,
     typer.Option(
         metavar="code|sha256:HASH",
-        help="Allow a bundle's code to run, which the targets tvm, stablehlo, cuda and TensorRT need. code allows it "
-        "in any bundle; a hash allows it in the bundle for which `optimize inspect` shows this hash.",
+        help="Allow bundles to run code, as the targets tvm, stablehlo, cuda and TensorRT do. The value code allows "
+        "any bundle, a hash only the bundle for which `optimize inspect` shows it.",
     ),
 ]
 Provider = Annotated[
@@ -243,8 +243,8 @@ class Serving(Running):
         str,
         typer.Option(
             metavar="auto|off|lookup|BUNDLE",
-            help="Guess tokens and check several in one step, with the same answers. lookup guesses from earlier text; "
-            "a faster bundle guesses, too; auto is lookup on the cpu target.",
+            help="Guess tokens and check several in one step, with the same answers. The value lookup copies from "
+            "earlier text, BUNDLE also asks a faster model; auto is lookup on the cpu target.",
         ),
     ] = "auto"
 
