@@ -117,7 +117,7 @@ Ranks = Annotated[
 Cut = Annotated[
     str | None,
     typer.Option(
-        "--partition", metavar="tensor=N,...", help="How the model is divided among ranks; --ranks 2 means tensor=2."
+        "--partition", metavar="tensor=N,...", help="Division of the model among ranks; --ranks 2 means tensor=2."
     ),
 ]
 Memory = Annotated[
@@ -137,7 +137,7 @@ Trust = Annotated[
     typer.Option(
         metavar="code|sha256:HASH",
         help="Allow bundles to run code, as the targets tvm, stablehlo, cuda and TensorRT do. The value code allows "
-        "any bundle, a hash only the bundle for which `optimize inspect` shows it.",
+        "any bundle; a hash allows the bundle that `optimize inspect` shows with this hash.",
     ),
 ]
 Provider = Annotated[
@@ -283,7 +283,7 @@ class Sampling:
         typer.Option(help="Sample from the likeliest tokens that together have this probability; 1 is off."),
     ] = None
     min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens less likely than this share of the likeliest token; 0 is off.")
+        float | None, typer.Option(help="Drop tokens below this share of the likeliest token's probability; 0 is off.")
     ] = None
     top_n_sigma: Annotated[
         float | None,
