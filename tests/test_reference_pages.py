@@ -43,6 +43,10 @@ MADE = "Made from the code by `tests/test_reference_pages.py`."
 KINDS = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 SHARED = 2
 """Commands that must have an option or argument with one text before the page describes it only once."""
+EXTRA = re.compile(
+    r" (?:Comparing with a source(?: model)? needs|Needs) the extra: pip install 'enginewright\[export\]'\."
+)
+"""A sentence of the help that the page has once."""
 LONGEST = 28
 """Names in a sentence; more of them are in a block."""
 
@@ -81,7 +85,7 @@ def names_of(option: Any) -> str:
         return f"`{option.metavar or option.name.upper()}`"
     names = sorted((*option.opts, *option.secondary_opts), key=len)
     kind = option.type_descriptor.annotation
-    value = "" if option.is_flag else f" {option.metavar or KINDS[get_args(kind)[0] if get_args(kind) else kind]}"
+    value = "" if option.is_flag else f"={option.metavar or KINDS[get_args(kind)[0] if get_args(kind) else kind]}"
     return f"`{', '.join(names)}{value}`"
 
 
@@ -108,7 +112,8 @@ def command_page() -> str:
         "# Command reference",
         "",
         "This page lists every argument and option of `optimize`, as `optimize COMMAND --help` prints them."
-        " `tests/test_reference_pages.py` generates it from the code.",
+        " Commands that read a source model need the [extra](install.md#extras) `export`."
+        " `tests/test_reference_pages.py` generates the page from the code.",
         "",
         "## Arguments and options of several commands",
         "",
@@ -118,7 +123,8 @@ def command_page() -> str:
     for name, command in commands.items():
         others = [p for p in options[name] if (names_of(p), p.help) not in shared]
         same = [short_name(p) for p in options[name] if (names_of(p), p.help) in shared]
-        lines += ["", f"## optimize {name}", "", plain(command.help or ""), "", *option_lines(others)]
+        about = EXTRA.sub("", plain(command.help or ""))
+        lines += ["", f"## optimize {name}", "", about, "", *option_lines(others)]
         if len(same) > SHARED and (twin := listed.setdefault(frozenset(same), name)) != name:
             lines += ["", f"Shared options: those of [{twin}](#optimize-{twin})."]
         elif len(same) > LONGEST:
@@ -304,7 +310,7 @@ def test_a_page_is_what_the_code_says(name: str, repository: Path, pytestconfig:
 
 def test_the_pages_have_every_name() -> None:
     commands, server, vllm = (make() for make in PAGES.values())
-    assert "`-o, --output PATH`" in commands and "## optimize serve\n" in commands
+    assert "`-o, --output=PATH`" in commands and "## optimize serve\n" in commands
     for name in (*ServerOptions.__struct_fields__, *ChatBody.__struct_fields__, *Body.refused, *HINTS):
         assert re.search(rf"\b{name}\b", server), name
     for name in {**OF_LLM, **OF_GENERATE, **OF_CHAT, **OF_SAMPLING}:

@@ -44,7 +44,7 @@ def command(
     text: Annotated[
         str,
         typer.Option(
-            metavar="FILE", help="A text to predict, in UTF-8, or texts to embed, one per line. built-in: 5,000 words."
+            metavar="FILE", help="A text to predict, in UTF-8, or texts to embed, one per line; default: 5,000 words."
         ),
     ] = "built-in",
     against: Annotated[
@@ -53,7 +53,7 @@ def command(
     ] = None,
     choices: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="JSONL of questions to answer. built-in: 40 questions."),
+        typer.Option(metavar="FILE", help="JSONL of questions to answer; the value built-in means 40 questions."),
     ] = None,
     window: Annotated[
         int | None, typer.Option(help="Maximum tokens that are predicted together; default: 512, or a shorter context.")
@@ -62,7 +62,7 @@ def command(
         int | None, typer.Option(help="Tokens from one window's start to the next one's; default: half of --window.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help=f"Read all of the text; by default {WINDOWS} windows, or {TEXTS} lines.")
+        bool, typer.Option("--full", help=f"Read the whole text; by default {WINDOWS} windows, or {TEXTS} lines.")
     ] = False,
     running: Running,
     as_json: AsJson = False,

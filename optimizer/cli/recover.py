@@ -76,7 +76,7 @@ def command(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
 ) -> None:
-    """Trains the smaller model that a recipe makes from MODEL to predict what MODEL predicts.
+    """Trains a smaller model, which a recipe makes from MODEL, to give MODEL's predictions.
 
     `optimize export --recovered` exports the result. Ctrl-C writes a checkpoint. Needs the extra: pip install
     'enginewright\\[export]'.
