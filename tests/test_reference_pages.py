@@ -108,6 +108,7 @@ def command_page() -> str:
     counts = Counter((names_of(p), p.help) for params in options.values() for p in params)
     usual = {name: max((key for key in texts if key[0] == name), key=counts.__getitem__) for name, _ in texts}
     shared = {key: texts[key] for key in usual.values() if counts[key] >= SHARED}
+    everywhere = set.intersection(*({short_name(p) for p in params} for params in options.values()))
     lines = [
         "# Command reference",
         "",
@@ -118,11 +119,14 @@ def command_page() -> str:
         "## Arguments and options of several commands",
         "",
         *option_lines(shared.values()),
+        "",
+        f"Every command has {code(sorted(everywhere))}, which the lists below leave out.",
     ]
     listed: dict[frozenset[str], str] = {}  # the shared options -> the first command with them
     for name, command in commands.items():
         others = [p for p in options[name] if (names_of(p), p.help) not in shared]
-        same = [short_name(p) for p in options[name] if (names_of(p), p.help) in shared]
+        theirs = [short_name(p) for p in options[name] if (names_of(p), p.help) in shared]
+        same = [option for option in theirs if option not in everywhere]
         about = EXTRA.sub("", plain(command.help or ""))
         lines += ["", f"## optimize {name}", "", about, "", *option_lines(others)]
         if len(same) > SHARED and (twin := listed.setdefault(frozenset(same), name)) != name:

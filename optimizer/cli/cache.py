@@ -31,8 +31,7 @@ def command(
 ) -> None:
     """Shows or removes cached bundles, which exports and other commands made from models.
 
-    A bundle is found by a hash of the source, the recipe and Enginewright's code. The hash of its files is checked
-    when it is used.
+    A bundle is found by a hash of the source, the recipe and Enginewright's code.
     """
     if action not in _ACTIONS:
         raise typer.BadParameter(f"{action!r} is neither {' nor '.join(_ACTIONS)}")
