@@ -1,4 +1,4 @@
-"""docs/use/compatibility.md and docs/use/install.md have the numbers and extras of the code."""
+"""Pages have the numbers, extras and required packages of the code."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 USE = REPOSITORY / "docs" / "use"
 PAGE = (USE / "compatibility.md").read_text(encoding="utf-8")
 INSTALL = (USE / "install.md").read_text(encoding="utf-8")
+SERVICE = (REPOSITORY / "docs" / "build" / "service.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FIRST_INSTALL = re.compile(r"pip install (?:-\S+ )*['\"]?enginewright(?!-)")
 """An index has no such package yet, so these lines work only where it is installed already."""
@@ -58,7 +59,7 @@ def test_the_list_of_the_runtime_is_what_it_requires() -> None:
     }
     assert listed.keys() - required.keys() == {"markupsafe"}  # jinja2 requires it
     for name in listed:
-        assert re.search(rf"^\| .*\b{name}\b.* \| [\d.]+ \| \w", INSTALL, re.M), name
+        assert re.search(rf"^\| .*\b{name}\b.* \| [\d.]+ \| \w", SERVICE, re.M), name
 
 
 def test_no_page_installs_from_an_index_that_has_no_such_package() -> None:

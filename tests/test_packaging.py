@@ -291,7 +291,7 @@ def test_a_service_takes_less_than_300_mb_and_answers_with_nothing_else(
 
 
 LEAN_MB = 86
-"""numpy and tokenizers are 70 of them (docs/use/install.md)."""
+"""numpy and tokenizers are 70 of them (docs/build/service.md)."""
 
 
 def test_the_runtime_answers_with_no_more_than_its_list(packages: Packages, tiny_bundle: Path, tmp_path: Path) -> None:
