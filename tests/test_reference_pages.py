@@ -56,6 +56,12 @@ def code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def choice(values: Iterable[object]) -> str:
+    """Values in code: "`1`, `2` or `3`"."""
+    *others, last = dict.fromkeys(f"`{value!r}`" for value in values)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def block(names: Iterable[str]) -> list[str]:
     """Many names in a block of code."""
     return ["```text", *textwrap.wrap(", ".join(names), 110, break_on_hyphens=False), "```"]
@@ -192,13 +198,15 @@ def server_page() -> str:
     """docs/use/server-reference.md."""
     both = fields_of([Body])
     chat, completions = ([n for n in kind.__struct_fields__ if n not in both] for kind in (ChatBody, CompletionBody))
-    renamed = {**RENAMED, **ChatBody.renamed}
+    names_by_field: dict[str, list[str]] = {}
+    for name, field in {**RENAMED, **ChatBody.renamed}.items():
+        names_by_field.setdefault(field, []).append(name)
     defaults = ServerOptions(models={})
     lines = [
         "# Server reference",
         "",
         "Every endpoint, field, option, metric and error code of `optimize serve`."
-        f" [The server's protocols](server-api.md) explains them. {MADE}",
+        f" [The server's API](server-api.md) explains them. {MADE}",
         "",
         "## Endpoints",
         "",
@@ -206,11 +214,12 @@ def server_page() -> str:
         "",
         "## Fields of a body",
         "",
-        "A refused field is accepted if its value is null, empty or without effect.",
+        "The server answers 400 to a request with a refused or unknown field. A refused field is accepted if its value"
+        " is null, empty or has no effect.",
         "",
         "### Chat completions and completions",
         "",
-        "Fields of both. A field of [SamplingParams](python-reference.md) has the same meaning here.",
+        "Both accept the following fields. Sampling parameters mean the same as in [SamplingParams](python-reference.md).",
         "",
         *block(both),
         "",
@@ -222,7 +231,9 @@ def server_page() -> str:
         "",
         *block(completions),
         "",
-        f"Other names: {', '.join(f'`{name}` for `{field}`' for name, field in renamed.items())}.",
+        "Other servers' names of these fields:",
+        "",
+        *(f"- `{field}`: {code(names)}" for field, names in names_by_field.items()),
         "",
         "Refused:",
         "",
@@ -242,19 +253,25 @@ def server_page() -> str:
         "",
         "## Keys of a configuration file",
         "",
+        "A file for `optimize serve --config` has these keys:",
+        "",
     ]
     for name, option in DECLARED.items():
         if not option.flags:
             value = getattr(defaults, name)
             shown = "" if value in ({}, [], None) else f" Default: `{value!r}`."
             lines.append(f"- `{name}`: {sentence(option.help)}{shown}")
-    lines += ["", "The other keys are options of [optimize serve](command-reference.md#optimize-serve):", ""]
+    lines += ["", "It also has these options of [optimize serve](command-reference.md#optimize-serve):", ""]
     lines += block(name for name, option in DECLARED.items() if option.flags)
     lines += ["", "## Metrics", "", *metric_lines(), "", "## Error codes", ""]
-    for rows in WORDS.values():
-        for protocol, words in rows.items():
-            name = f"`{words.code}`" if words.code else "no code"
-            lines.append(f"- {'OpenAI' if protocol == OPENAI else protocol.capitalize()}, {name}: ``{words.message}``")
+    lines += [
+        "Errors of OpenAI's protocols can have these values of `code`. The messages of errors are in"
+        " [errors.py](../../runtime/server/http/errors.py).",
+        "",
+    ]
+    with_code = [words for rows in WORDS.values() if (words := rows[OPENAI]).code]
+    assert all(words.means for words in with_code)
+    lines += [f"- `{words.code}`: {words.means}." for words in with_code]
     return "\n".join(lines) + "\n"
 
 
@@ -267,18 +284,17 @@ def vllm_lines(rules: Mapping[str, Rule]) -> Iterator[str]:
     for name, rule in rules.items():
         match rule:
             case Renamed():
-                text = f"the same as `{rule.ours}`."
+                text = f"another name of `{rule.ours}`."
             case Idle():
                 text = ""
             case Only():
-                values = code(dict.fromkeys(map(repr, rule.values)))
-                text = f"only {values}, because {rule.why}.{advice(rule.hint)}"
+                text = f"must be {choice(rule.values)}, because {rule.why}.{advice(rule.hint)}"
         by_rule.setdefault(text, []).append(name)
     for text, names in by_rule.items():
         if text:
             yield f"- {code(names)}: {text}"
     if "" in by_rule:
-        yield from ("", "These are accepted and ignored, since no result depends on them:", "", *block(by_rule[""]))
+        yield from ("", "Accepted and ignored, because no result depends on these arguments:", "", *block(by_rule[""]))
 
 
 def vllm_page() -> str:
@@ -287,10 +303,9 @@ def vllm_page() -> str:
     lines = [
         "# vLLM's arguments",
         "",
-        "The arguments of vLLM that Enginewright accepts under vLLM's name, and the accepted values."
-        f" [Coming from another library](migration.md) has examples. {MADE}",
+        f"Enginewright accepts these arguments of vLLM. [Coming from another library](migration.md) has examples. {MADE}",
         "",
-        "Another value, or an unknown name, raises a `RequestError` that says what to use.",
+        "Any other value or argument raises a `RequestError`, whose message says what to use.",
     ]
     for title, rules in (("LLM", OF_LLM), ("generate, chat, beam_search", calls), ("SamplingParams", OF_SAMPLING)):
         lines += ["", f"## {title}", "", *vllm_lines(rules)]

@@ -82,13 +82,13 @@ class Pulse:
 
     step: tuple[float, float] = gauge(_step, max, (0.0, 0.0))
     running: int = gauge(
-        lambda loop: len(loop.engine.scheduler.running), metric=Metric("num_requests_running", "Requests that run.")
+        lambda loop: len(loop.engine.scheduler.running), metric=Metric("num_requests_running", "Running requests.")
     )
     waiting: int = gauge(
-        lambda loop: len(loop.engine.scheduler.waiting), metric=Metric("num_requests_waiting", "Requests that wait.")
+        lambda loop: len(loop.engine.scheduler.waiting), metric=Metric("num_requests_waiting", "Waiting requests.")
     )
     blocks_used: float = gauge(
-        _blocks_used, _mean, 0.0, Metric("kv_cache_usage_perc", "Share of the KV cache's blocks that requests hold.")
+        _blocks_used, _mean, 0.0, Metric("kv_cache_usage_perc", "Used share of the KV cache's blocks, from 0 to 1.")
     )
     steps: int = gauge(lambda loop: loop.steps)
     counters: tuple[tuple[str, int], ...] = gauge(

@@ -48,26 +48,26 @@ class Only:
 Rule = Renamed | Idle | Only
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
-_ONE_DEVICE = Only((None, 1), "a bundle runs on one device", "Leave it out; threads says how many cores are used.")
-_NO_IMAGES = Only((*_EMPTY, ""), "bundles take text alone", "Leave it out.")
+_ONE_DEVICE = Only((None, 1), "a bundle runs on one device", "Leave it out, and set the number of cores with threads.")
+_NO_IMAGES = Only((*_EMPTY, ""), "models read only text", "Leave it out.")
 _NO_LORA = Only(
-    (None, False), "there are no adapters yet", "Merge the adapter into the model, and export that as a bundle."
+    (None, False), "adapters can't be loaded yet", "Merge the adapter into the model, and export the merged model."
 )
 _GUIDE = Only(
     (None, {}),
-    "the form of an answer is a sampling parameter here",
+    "structured output is a sampling parameter here",
     "Pass SamplingParams(structured_outputs=StructuredOutputsParams(json=...)).",
 )
 _AT_EXPORT = Only(
-    (None, "auto"), "the formats of a bundle are chosen when it is made", "Leave it out, or pass recipe with a model."
+    (None, "auto"), "the export fixes a bundle's formats", "Leave it out, or pass a model instead of a bundle, with recipe."
 )
-_ONE_VERSION = Only((None,), "a Hub id names its own revision", "Pass the model as ORG/NAME@REVISION.")
+_ONE_VERSION = Only((None,), "the revision is part of the model's name", "Pass the model as ORG/NAME@REVISION.")
 _AS_EXPORTED = Only(
     (None, "auto", "generate", "none", "pooling", "embed", "score", "classify"),
-    "a bundle is for one kind of task, as info()['kind'] says",
+    "the export fixes a bundle's task, which info()['kind'] shows",
     "Leave it out.",
 )
-_NO_PROCESSORS = Only(_EMPTY, "logits can't be changed by functions", "Use logit_bias, bad_words or allowed_token_ids.")
+_NO_PROCESSORS = Only(_EMPTY, "functions can't change logits", "Use logit_bias, bad_words or allowed_token_ids.")
 
 OF_LLM: Mapping[str, Rule] = {
     "max_model_len": Renamed("context"),
@@ -95,71 +95,89 @@ OF_LLM: Mapping[str, Rule] = {
     **dict.fromkeys(("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path"), _NO_IMAGES),
     "structured_outputs_config": _GUIDE,
     "logits_processors": _NO_PROCESSORS,
-    "tokenizer": Only((None,), "a bundle has its own tokenizer", "Export the model with the tokenizer that you want."),
+    "tokenizer": Only((None,), "a bundle contains a tokenizer", "Export the model with another tokenizer."),
     "tokenizer_mode": Only(
-        (None, "auto", "hf"), "a bundle has its own tokenizer", "Export the model with the tokenizer that you want."
+        (None, "auto", "hf"), "a bundle contains a tokenizer", "Export the model with another tokenizer."
     ),
     "skip_tokenizer_init": Only(
         (False,),
-        "the tokenizer is part of the bundle",
+        "a bundle contains a tokenizer",
         "For results without text, pass SamplingParams(detokenize=False).",
     ),
-    "chat_template": Only((None,), "a bundle has its own templates", "Pass chat_template to llm.chat."),
-    "hf_overrides": Only(_EMPTY, "the export fixes the configuration", "Change its config.json, and export it again."),
-    "device": Only(
-        (None, "auto"), "the argument target chooses it", 'Use target="cpu" or another that the bundle has.'
+    "chat_template": Only((None,), "a bundle contains chat templates", "Pass chat_template to llm.chat."),
+    "hf_overrides": Only(
+        _EMPTY, "the export fixes the configuration", "Change the model's config.json, and export the model again."
     ),
-    "speculative_config": Only((None,), "it is called speculate here", 'Use speculate="lookup", or a draft\'s bundle.'),
+    "device": Only(
+        (None, "auto"), "the argument target selects the device", 'Use target="cpu", or another target of the bundle.'
+    ),
+    "speculative_config": Only(
+        (None,), "its name here is speculate", 'Use speculate="lookup", or the path of a draft model\'s bundle.'
+    ),
     "generation_config": Only(
         (None, "vllm"),
-        "the model makers' recommendations are never applied by default",
+        "a model's recommended parameters are never applied by default",
         "Pass llm.default_params() to generate or chat.",
     ),
     "override_generation_config": Only(
-        _EMPTY, "there are no defaults to override", "Pass llm.default_params(temperature=...) to generate or chat."
+        _EMPTY,
+        "a model's recommended parameters are never applied by default",
+        "Pass llm.default_params(temperature=...) to generate or chat.",
     ),
     "logprobs_mode": Only(
-        (None, "raw_logprobs"), "log-probabilities are of the model's own distribution", "Leave it out."
+        (None, "raw_logprobs"), "log-probabilities are computed before penalties and temperature", "Leave it out."
     ),
-    "disable_sliding_window": Only((False, None), "a model's windows are part of it", "Leave it out."),
-    "enable_return_routed_experts": Only((False, None), "results don't have the experts", "Leave it out."),
+    "disable_sliding_window": Only((False, None), "the export fixes a model's sliding windows", "Leave it out."),
+    "enable_return_routed_experts": Only((False, None), "results don't contain the chosen experts", "Leave it out."),
     **dict.fromkeys(("pooler_config", "override_pooler_config"), _AS_EXPORTED),
 }
 OF_GENERATE: Mapping[str, Rule] = {
     "lora_request": Only(_EMPTY, _NO_LORA.why, _NO_LORA.hint),
     "prompt_adapter_request": Only((None,), _NO_LORA.why, "Leave it out."),
     "guided_options_request": _GUIDE,
-    "tokenization_kwargs": Only(_EMPTY, "text is encoded in one way", "Pass token ids: llm.tokenizer.encode(text)."),
+    "tokenization_kwargs": Only(
+        _EMPTY, "the tokenizer has no options here", "Encode the text yourself, and pass the token ids."
+    ),
     "mm_processor_kwargs": _NO_IMAGES,
-    "prompt_token_ids": Only((None,), "token ids are prompts", 'Pass them as prompts, or {"prompt_token_ids": ids}.'),
+    "prompt_token_ids": Only(
+        (None,), "a prompt may be a list of token ids", 'Pass the ids as the prompt, or {"prompt_token_ids": ids}.'
+    ),
 }
 OF_CHAT: Mapping[str, Rule] = {
     **{name: rule for name, rule in OF_GENERATE.items() if name != "prompt_token_ids"},
     "chat_template_content_format": Only(
-        (None, "auto"), "a template gets messages in the form that it reads", "Leave it out."
+        (None, "auto"), "the format of messages is chosen to fit the template", "Leave it out."
     ),
 }
 OF_SAMPLING: Mapping[str, Rule] = {
     **dict.fromkeys(("spaces_between_special_tokens", "output_kind", "skip_clone", "stream_interval"), Idle()),
     **dict.fromkeys(("guided_decoding", "response_format"), _GUIDE),
     "logits_processors": _NO_PROCESSORS,
-    "use_beam_search": Only((False, None), "it is called num_beams here", "Use num_beams, or llm.beam_search."),
+    "use_beam_search": Only((False, None), "its name here is num_beams", "Use num_beams, or llm.beam_search."),
     "truncate_prompt_tokens": Only(
-        (None,), "prompts aren't cut", "Pass llm.tokenizer.encode(text)[-n:] as the prompt."
+        (None,), "prompts aren't truncated", "Pass llm.tokenizer.encode(text)[-n:] as the prompt."
     ),
-    "flat_logprobs": Only((False, None), "log-probabilities have one form", "Leave it out; see result.logprobs."),
+    "flat_logprobs": Only((False, None), "log-probabilities have only one format", "Read result.logprobs."),
     "skip_reading_prefix_cache": Only(
-        (False, None), "requests of a tenant share the prefix cache", "Use LLM(prefix_cache=False), or another tenant."
+        (False, None),
+        "a request can't bypass the prefix cache",
+        "Use LLM(prefix_cache=False), or another tenant for this request.",
     ),
-    "extra_args": Only(_EMPTY, "nothing reads them", "Leave it out."),
+    "extra_args": Only(_EMPTY, "no code reads this argument", "Leave it out."),
     **dict.fromkeys(
         ("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"),
-        Only((None,), "logprobs are of the most probable tokens", "Use logprobs=k, or llm.logits(ids)."),
+        Only(
+            (None,),
+            "log-probabilities are returned only for the most probable tokens",
+            "Use logprobs=k, or llm.logits(ids).",
+        ),
     ),
-    "thinking_token_budget": Only((None, -1), "thinking has no limit of its own", "Use max_tokens."),
-    "repetition_detection": Only((None,), "repetitions aren't looked for", "Use repetition_penalty or max_tokens."),
-    "trace_decode_token_ids": Only((None,), "tokens can't be dictated", "Use llm.logits(ids) to score them."),
-    "routed_experts_prompt_start": Only((0, None), "results don't have the experts", "Leave it out."),
+    "thinking_token_budget": Only((None, -1), "reasoning has no separate limit", "Use max_tokens."),
+    "repetition_detection": Only((None,), "repetitions aren't detected", "Use repetition_penalty or max_tokens."),
+    "trace_decode_token_ids": Only(
+        (None,), "the tokens of an answer can't be prescribed", "To score given tokens, use llm.logits(ids)."
+    ),
+    "routed_experts_prompt_start": Only((0, None), "results don't contain the chosen experts", "Leave it out."),
 }
 
 

@@ -81,17 +81,17 @@ def make_app(front: Front) -> Gate:
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        """Answers OpenAI's chat completions."""
+        """Answers a conversation, in OpenAI's format."""
         return await generation(request, ChatBody, ChatShape)
 
     @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        """Answers OpenAI's completions, of text or token ids."""
+        """Continues a text or token ids, in OpenAI's format."""
         return await generation(request, CompletionBody, CompletionShape)
 
     @routes.post("/infill")
     async def infill(request: Request) -> Response:
-        """Answers llama.cpp's infill: the text of a gap between two texts."""
+        """Fills the gap between two texts, in llama.cpp's format."""
         return await generation(request, InfillBody, InfillShape)
 
     add_responses(routes, front)
@@ -99,7 +99,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/v1/models")
     async def models(request: Request) -> Response:
-        """Lists the models by all their names; in Anthropic's format if the request has Anthropic's version header."""
+        """Lists all models' names, in Anthropic's format with the header anthropic-version, otherwise in OpenAI's."""
         rows = [_model_row(front, name, model) for name, model in front.names.items()]
         if ANTHROPIC_VERSION in request.headers:
             return json_response(model_page([model_info(row) for row in rows], request.query_params))
@@ -107,7 +107,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/v1/models/{name:path}")
     async def model(request: Request) -> Response:
-        """Returns the entry of one model."""
+        """Returns one model's entry of the list of models."""
         name = request.path_params["name"]
         known = front.model(name)
         row = _model_row(front, front.name(name, known), known)
@@ -141,7 +141,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/health")
     async def health(request: Request) -> Response:
-        """Returns status 200 if all models answer or are unloaded, otherwise 503."""
+        """Returns status 200 if each model answers or is unloaded, otherwise 503."""
         states = {name: one.state for name, one in front.models.items()}
         late = [name for name, one in front.models.items() if one.overdue]
         well = not late and not front.stopping and all(state in ("ready", "unloaded") for state in states.values())
@@ -150,7 +150,7 @@ def make_app(front: Front) -> Gate:
         )
 
     async def ping(request: Request) -> Response:
-        """Returns status 200, as long as the front end runs."""
+        """Returns status 200 while the server runs, even if no model answers."""
         return Response("")
 
     routes.add("/ping", ping, "GET", "POST", listed=False)
@@ -170,14 +170,14 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/props")
     async def props(request: Request) -> Response:
-        """Returns each model's state, and how reproducible its answers are."""
+        """Returns each model's state, and whether its answers are reproducible."""
         return json_response({"models": {name: _props(front, one) for name, one in front.models.items()}})
 
     add_page(routes, front.models, keys=front.tenants.needed)
 
     @routes.get("/openapi.json", listed=False)
     async def openapi(request: Request) -> Response:
-        """Returns an OpenAPI description of the routes and the fields of their bodies."""
+        """Describes the endpoints and the fields of their bodies, in the format OpenAPI."""
         return json_response(routes.openapi(VERSION, BODIES))
 
     async def not_served(request: Request) -> Response:

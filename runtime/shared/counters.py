@@ -17,7 +17,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("enginewright.engine")
 
 COUNTERS: Mapping[str, str] = {
-    "num_preemptions": "How often a request gave its blocks up.",
+    "num_preemptions": "Preemptions: running requests that lost their KV cache blocks to other requests.",
 }
 """Name of a counter, which is its metric's too -> the help text of that metric."""
 

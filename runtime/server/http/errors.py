@@ -48,12 +48,14 @@ class Words:
         code: a name that programs compare; None if the protocol has none.
         patterns: program -> a regular expression that it searches in the message or the code. The name of a protocol's
             owner stands for the many clients that compare the texts of the owner's servers.
+        means: the meaning of the code, for docs.
     """
 
     message: str
     type: str = ""
     code: str | None = None
     patterns: Mapping[str, str] = field(default_factory=dict)
+    means: str = ""
 
 
 _INVALID = "invalid_request_error"
@@ -79,6 +81,7 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
                 "LangChain": r"\(context_length_exceeded\)",  # langchain-openai: chat_models/base.py, in the message
                 "OpenAI": r"maximum context length is (\d+) tokens\. However, your \w+ resulted in",
             },
+            "the prompt doesn't fit into the model's context",
         ),
         RESPONSES: Words(
             "Your input exceeds the context window of this model. "
@@ -125,6 +128,7 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
             _INVALID,
             "invalid_api_key",
             {"litellm": "Incorrect API key provided", "OpenAI": "^invalid_api_key$"},
+            "the server doesn't know the API key",
         ),
         ANTHROPIC: Words("invalid x-api-key", patterns={"Claude Code": "(?i)x-api-key"}),
         OLLAMA: Words("unauthorized: this server doesn't know the key", patterns={"Ollama": "unauthorized"}),
@@ -135,6 +139,7 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
             _INVALID,
             "model_not_found",
             {"litellm": "model_not_found", "OpenAI": "does not exist"},
+            "the server has no model with this name",
         ),
         ANTHROPIC: Words("model: {model}. Models of this server: {models}.", patterns={"Claude Code": "^model: "}),
         OLLAMA: Words(
@@ -148,8 +153,19 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
         ),
         OLLAMA: Words("{model} does not support insert: {detail}", patterns={"Ollama": "does not support insert"}),
     },
-    NO_PATH: {OPENAI: Words("Unknown request URL: {detail}", _INVALID, "unknown_url")},
-    NO_RESPONSE: {OPENAI: Words("{detail}", _INVALID, "previous_response_not_found")},
+    NO_PATH: {
+        OPENAI: Words(
+            "Unknown request URL: {detail}", _INVALID, "unknown_url", means="the server has no endpoint with this path"
+        )
+    },
+    NO_RESPONSE: {
+        OPENAI: Words(
+            "{detail}",
+            _INVALID,
+            "previous_response_not_found",
+            means="the server has no response with the id in previous_response_id",
+        )
+    },
     NO_ITEM: {
         OPENAI: Words(
             "Item with id '{item}' not found. Items are kept while their response is stored: pass them whole, or ask "
@@ -164,6 +180,7 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
             "rate_limit_error",
             "rate_limit_exceeded",
             {"codex": _TRY_AGAIN, "litellm": _LITELLM_RATE, "opencode": "rate_limit"},
+            "too many requests wait, or a quota of the key is used up",
         ),
         ANTHROPIC: Words(_RATE, patterns={"litellm": _LITELLM_RATE}),
         OLLAMA: Words(_RATE, patterns={"litellm": _LITELLM_RATE}),

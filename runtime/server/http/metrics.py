@@ -29,34 +29,34 @@ if TYPE_CHECKING:
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TIMES = {
-    "time_to_first_token_seconds": "From the request to its first token.",
-    "inter_token_latency_seconds": "Average time of an answer's tokens after the first.",
-    "e2e_request_latency_seconds": "From the request to its last token.",
-    "request_queue_time_seconds": "From the request to the start of its prompt.",
-    "request_prefill_time_seconds": "From the start of the prompt to the first token.",
-    "request_decode_time_seconds": "From the first token to the last.",
-    "request_inference_time_seconds": "From the start of the prompt to the last token.",
+    "time_to_first_token_seconds": "Time from a request's arrival to its first token.",
+    "inter_token_latency_seconds": "Average time per token of an answer, after the first token.",
+    "e2e_request_latency_seconds": "Time from a request's arrival to its last token.",
+    "request_queue_time_seconds": "Time that a request waits before its prompt is computed.",
+    "request_prefill_time_seconds": "Time from the start of the prompt's computation to the first token.",
+    "request_decode_time_seconds": "Time from the first token to the last.",
+    "request_inference_time_seconds": "Time from the start of the prompt's computation to the last token.",
 }
 _COUNTS = {
-    "prompt_tokens": "Tokens of prompts.",
-    "generation_tokens": "New tokens.",
-    "prefix_cache_queries": "Tokens of prompts that were looked for in the prefix cache.",
-    "prefix_cache_hits": "Tokens of prompts that the prefix cache had.",
-    "spec_decode_num_draft_tokens": "Tokens that were computed ahead.",
-    "spec_decode_num_accepted_tokens": "Tokens computed ahead that were right.",
+    "prompt_tokens": "Prompt tokens.",
+    "generation_tokens": "Generated tokens.",
+    "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens that were found in the prefix cache.",
+    "spec_decode_num_draft_tokens": "Tokens that speculation proposed.",
+    "spec_decode_num_accepted_tokens": "Proposed tokens that were accepted.",
 }
 _PREFIXES = ("enginewright_", "vllm:")
 _USAGE = {
-    "tenant_requests": "Requests of a tenant that have ended.",
-    "tenant_prompt_tokens": "Tokens of a tenant's prompts.",
-    "tenant_generation_tokens": "New tokens of a tenant's answers.",
+    "tenant_requests": "Ended requests of each tenant.",
+    "tenant_prompt_tokens": "Prompt tokens of each tenant.",
+    "tenant_generation_tokens": "Generated tokens of each tenant.",
 }
 OTHER_TENANTS = "(other)"
 """The label of the series that counts all tenants without a series of their own."""
 _OF_MODELS: tuple[tuple[Metric, Callable[[Model], float]], ...] = (
-    (Metric("engine_deaths", "Engines that were lost.", counts=True), lambda model: model.deaths),
-    (Metric("engine_ready", "Whether a model answers."), lambda model: float(model.state == "ready")),
-    (Metric("replicas", "Engines that answer."), lambda model: model.replicas),
+    (Metric("engine_deaths", "Engines that died or were killed.", counts=True), lambda model: model.deaths),
+    (Metric("engine_ready", "1 if the model answers, otherwise 0."), lambda model: float(model.state == "ready")),
+    (Metric("replicas", "Engines of the model that answer."), lambda model: model.replicas),
     (
         Metric("requests_retried", "Requests that were sent again to another replica.", counts=True),
         lambda model: model.retried,
@@ -96,7 +96,7 @@ class Metrics:
         self._ends = [
             Counter(
                 f"{prefix}request_success",
-                "Requests by how they ended.",
+                "Ended requests, by the reason for the end.",
                 ["model_name", "finished_reason"],
                 registry=self._registry,
             )
@@ -109,7 +109,7 @@ class Metrics:
             for name, text in (_USAGE if options.tenant_metrics else {}).items()
         }
         self._responses = Counter(
-            "enginewright_http_responses", "Responses by status.", ["status"], registry=self._registry
+            "enginewright_http_responses", "Responses, by HTTP status.", ["status"], registry=self._registry
         )
 
     def ended(self, model: str, prompt: int, new: int, times: RequestMetrics, reason: str, tenant: str = "") -> None:
@@ -195,7 +195,9 @@ class _Now(Collector):
             yield self._family(prefix, Metric(name, text, counts=True), partial(_count, name))
         if prefix == "vllm:":
             config = GaugeMetricFamily(
-                "vllm:cache_config_info", "The KV cache.", labels=["model_name", "block_size", "num_gpu_blocks"]
+                "vllm:cache_config_info",
+                "Always 1; labels have the KV cache's block size and number of blocks.",
+                labels=["model_name", "block_size", "num_gpu_blocks"],
             )
             for model in self._models.values():
                 tokens = int(model.info.get("kv_cache_tokens", 0))
@@ -203,7 +205,7 @@ class _Now(Collector):
             yield config
             adapters = GaugeMetricFamily(
                 "vllm:lora_requests_info",
-                "Adapters.",
+                "Always 1; labels have the adapters in use, which are none.",
                 labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
             )
             adapters.add_metric(["0", "", ""], 1)
@@ -213,7 +215,7 @@ class _Now(Collector):
                 yield self._family(prefix, metric, value)
             failed = CounterMetricFamily(
                 prefix + "helper_errors",
-                "Errors of parts that requests can do without, such as drafts, estimates and blocks on disk.",
+                "Errors in optional parts, such as speculation and the cache on disk; requests continue.",
                 labels=["model_name", "helper"],
             )
             for helper, count in self._counters.helper_errors.items():

@@ -50,12 +50,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     models: Annotated[
         dict[str, str],
-        Option("Name -> path of its bundle. A request that names no model gets the first.", _FILE, restart=True),
+        Option("Model's name -> path of its bundle. The first model is the default.", _FILE, restart=True),
     ]
-    aliases: Annotated[dict[str, str], Option("Further name -> name of a model. Both use one engine.", _FILE)] = {}
+    aliases: Annotated[dict[str, str], Option("Further name -> name of a model.", _FILE)] = {}
     llm: Annotated[
         dict[str, Any],
-        Option("Arguments of LLM for each model; threads and memory are divided among them.", _FILE, restart=True),
+        Option("Arguments of LLM for each model; the models divide threads and memory.", _FILE, restart=True),
     ] = {}
     host: Annotated[str, Option("Address to listen on; only this machine reaches the default.", restart=True)] = (
         "127.0.0.1"
@@ -92,11 +92,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Option("Maximum bytes of all bodies whose answers haven't ended, without the first 64 KiB of each."),
     ] = 128 << 20
     max_tenant_held: Annotated[
-        Positive, Option("The limit max_held for each tenant, where keys are needed.", _FILE)
+        Positive, Option("The same limit as max_held, for each tenant, if the server has keys.", _FILE)
     ] = 64 << 20
     max_connections: Annotated[Positive, Option("Maximum open connections.")] = 1024
     max_tenant_connections: Annotated[
-        Positive, Option("Most open connections of each tenant, where keys are needed.", _FILE)
+        Positive, Option("Most open connections of each tenant, if the server has keys.", _FILE)
     ] = 512
     max_loaded: Annotated[
         Count,
@@ -104,31 +104,38 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 0
     idle_seconds: Annotated[
         Seconds,
-        Option("Time that a connection stays open between two requests. Set a load balancer's time lower.", _FILE),
+        Option("Seconds after which an idle connection is closed. Set a shorter time in load balancers.", _FILE),
     ] = 75.0
-    header_seconds: Annotated[Seconds, Option("Most time that a client takes to send a request's headers.", _FILE)] = (
-        20.0
-    )
-    body_seconds: Annotated[Seconds, Option("Most time that a client takes to send a body.", _FILE)] = 60.0
-    body_rate: Annotated[Count, Option("Least bytes per second of a body, after 10 seconds; 0 is any.", _FILE)] = 4096
+    header_seconds: Annotated[Seconds, Option("Most seconds in which a client must send its headers.", _FILE)] = 20.0
+    body_seconds: Annotated[Seconds, Option("Most seconds in which a client must send its body.", _FILE)] = 60.0
+    body_rate: Annotated[
+        Count,
+        Option(
+            "Least bytes per second at which a client must send its body after 10 seconds; 0 sets no limit.", _FILE
+        ),
+    ] = 4096
     stall_seconds: Annotated[
-        Seconds, Option("Most time for which a client may read hardly anything of its answer.", _FILE)
+        Seconds,
+        Option(
+            "Seconds after which a client is disconnected if it reads its answer at less than 256 bytes per second.",
+            _FILE,
+        ),
     ] = 60.0
     request_seconds: Annotated[Seconds, Option("Maximum seconds for an answer; 0 means no limit.")] = 0.0
     drain_seconds: Annotated[Seconds, Option("Maximum seconds that running requests get when the server stops.")] = 30.0
     keep_alive_seconds: Annotated[
-        Seconds, Option("Time between two comments in a stream without other data.", _FILE)
+        Seconds, Option("Seconds without data after which a stream sends a comment.", _FILE)
     ] = 15.0
     step_seconds: Annotated[
         Seconds,
         Option(
-            "Duration of a step after which its engine is killed, if 20 times the expected duration is over too.",
+            "An engine is killed if a step takes more seconds than this, and more than 20 times its expected time.",
             _FILE,
             restart=True,
         ),
     ] = 60.0
     silence_seconds: Annotated[
-        Seconds, Option("Time without a message from an engine after which it is killed.", _FILE, restart=True)
+        Seconds, Option("Seconds after which an engine that sends no messages is killed.", _FILE, restart=True)
     ] = 60.0
     splice: Annotated[
         bool,
@@ -168,7 +175,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 16.0
     ray: Annotated[
         str,
-        Option('Ray for replicas: "local" starts it here; HOST:PORT or "auto" joins a cluster.', _FILE, restart=True),
+        Option(
+            'The Ray cluster of replicas: "local" starts one on this machine; HOST:PORT or "auto" joins one.',
+            _FILE,
+            restart=True,
+        ),
     ] = "local"
     routing: Annotated[
         Policy,

@@ -93,7 +93,7 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
 
     @routes.get("/", listed=False)
     async def page(request: Request) -> Response:
-        """Returns the web page for chats and figures."""
+        """Returns the web page, which has chats and a live view of the engine."""
         return files["index.html"].response(request)
 
     @routes.get("/assets/{name:path}", listed=False)
@@ -106,7 +106,7 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
 
     @routes.get("/live")
     async def live(request: Request) -> Response:
-        """Returns the present figures of an engine: of the model that the query names, or else of the first model."""
+        """Returns current figures of the engine of the query's ``model``, by default of the first model."""
         name = from_query(request, "model", next(iter(models)))
         if name not in models:
             raise RequestError(f"model: there is no {name[:80]!r}", hint=f"There is {', '.join(models)}.")

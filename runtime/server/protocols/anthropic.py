@@ -119,11 +119,11 @@ class MessagesBody(Fields, kw_only=True):
         }
     )
     refused: ClassVar[Mapping[str, Only]] = {
-        "container": Only((None,), "nothing is run for a client", "Leave it out."),
-        "mcp_servers": Only(
-            (None, []), "this server calls no other servers on behalf of a client", "Call their tools in the client."
+        "container": Only((None,), "the server runs no code of clients", "Leave it out."),
+        "mcp_servers": Only((None, []), "the server calls no other servers", "Call their tools in the client."),
+        "context_management": Only(
+            (None, {}, _KEEP_ALL), "conversations are never shortened", "Leave out old messages."
         ),
-        "context_management": Only((None, {}, _KEEP_ALL), "a context is never cut", "Leave out what is old."),
     }
 
     def chat(self) -> tuple[ChatBody, list[str], bool]:
@@ -496,5 +496,5 @@ def add_messages(routes: Routes, front: Front) -> None:
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
-        """Counts the tokens of the prompt that ``/v1/messages`` would make of the same body."""
+        """Counts the prompt tokens of a request to ``/v1/messages`` with the same body."""
         return json_response({"input_tokens": await counted(front, request, CountBody, lambda asked: asked.chat()[0])})

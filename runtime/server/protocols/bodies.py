@@ -35,49 +35,55 @@ _LARGEST = 2**31 - 1
 _DIGITS = len(str(_LARGEST))
 """The most digits of an integer that is passed on to an engine: it must fit 32 bits."""
 
-_LATER = "it isn't there yet"
+_LATER = "it isn't supported yet"
 _NONE: tuple[object, ...] = (None, [], {}, "")
-_TEXT_ONLY = Only((None, ["text"]), "models answer with text alone", "Leave it out.")
+_TEXT_ONLY = Only((None, ["text"]), "models answer only with text", "Leave it out.")
 
 REFUSED: Mapping[str, Only] = {
     "functions": Only((None, []), "it is the older name of tools", "Use tools."),
     "function_call": Only((None, "none", "auto"), "it is the older name of tool_choice", "Use tool_choice."),
     "grammar": Only(
-        _NONE, "grammars in GBNF aren't read", 'Use structured_outputs: {"grammar": ...} with a grammar in Lark.'
+        _NONE, "grammars in GBNF aren't supported", 'Use structured_outputs: {"grammar": ...} with a grammar in Lark.'
     ),
     "modalities": _TEXT_ONLY,
     "audio": Only((None,), _TEXT_ONLY.why, "Leave it out."),
-    "web_search_options": Only((None,), "nothing is fetched for a client", "Leave it out."),
+    "web_search_options": Only((None,), "the server doesn't search or fetch anything", "Leave it out."),
     "chat_template": Only(
-        (None,), "templates are the model's own", "Leave it out; chat_template_kwargs sets variables."
+        (None,), "the model's template is used", "Leave it out, and set variables with chat_template_kwargs."
     ),
-    "use_beam_search": Only((None, False), "it is called num_beams here", "Use num_beams."),
-    "logits_processors": Only(_NONE, "code isn't run for a client", "Use logit_bias."),
-    "lora_request": Only(_NONE, "there are no adapters yet", "Leave it out."),
-    "mm_processor_kwargs": Only(_NONE, "models take text alone", "Leave it out."),
-    "prompt_embeds": Only(_NONE, "prompts are text or token ids", "Leave it out."),
-    "truncate_prompt_tokens": Only((None,), "a context is never cut", "Shorten the prompt."),
+    "use_beam_search": Only((None, False), "its name here is num_beams", "Use num_beams."),
+    "logits_processors": Only(_NONE, "the server runs no code of clients", "Use logit_bias."),
+    "lora_request": Only(_NONE, "adapters can't be loaded yet", "Leave it out."),
+    "mm_processor_kwargs": Only(_NONE, "models read only text", "Leave it out."),
+    "prompt_embeds": Only(_NONE, "a prompt must be text or token ids", "Leave it out."),
+    "truncate_prompt_tokens": Only((None,), "prompts are never truncated", "Shorten the prompt."),
     "background": Only((None, False), _LATER, "Leave it out."),
     **dict.fromkeys(
         ("dynatemp_range", "top_a", "mirostat"),
-        Only((None, False, 0, 0.0), "tokens aren't drawn this way here", "Use temperature, top_p, top_k or min_p."),
+        Only((None, False, 0, 0.0), "this kind of sampling isn't supported", "Use temperature, top_p, top_k or min_p."),
     ),
-    "tfs_z": Only((None, 1, 1.0), "tokens aren't drawn this way here", "Use top_p or typical_p."),
+    "tfs_z": Only((None, 1, 1.0), "this kind of sampling isn't supported", "Use top_p or typical_p."),
     **dict.fromkeys(
         ("regex", "ebnf"),
         Only((None, ""), "the field for structured output has another name here", "Use structured_outputs."),
     ),
-    "stop_regex": Only((None, "", []), "only strings and token ids can end an answer, not expressions", "Use stop."),
-    **dict.fromkeys(("lora", "lora_path"), Only(_NONE, "there are no adapters yet", "Leave it out.")),
+    "stop_regex": Only(
+        (None, "", []), "only strings and token ids can end an answer, not regular expressions", "Use stop."
+    ),
+    **dict.fromkeys(("lora", "lora_path"), Only(_NONE, "adapters can't be loaded yet", "Leave it out.")),
     "n_probs": Only(
         (None, False, 0), "the fields for log-probabilities have other names here", "Use logprobs and top_logprobs."
     ),
     **dict.fromkeys(
         ("documents", "files", "data_sources", "plugins", "enable_search", "search_parameters"),
-        Only((*_NONE, False), "nothing is fetched for a client", "Put the text into a message."),
+        Only((*_NONE, False), "the server doesn't search or fetch anything", "Put the text into a message."),
     ),
-    "safe_prompt": Only((None, False), "nothing is added to a prompt", "Write it into a system message."),
-    "extra_body": Only(_NONE, "it is a parameter of clients, not of a body", "Put its fields into the body itself."),
+    "safe_prompt": Only(
+        (None, False), "the server adds no safety instructions", "Write the instructions into a system message."
+    ),
+    "extra_body": Only(
+        _NONE, "it is a parameter of Python clients, not a field of a body", "Put its fields into the body itself."
+    ),
 }
 
 HARMLESS = HINTS | frozenset(

@@ -59,7 +59,7 @@ class ShowBody(Fields, kw_only=True):
         return name.removesuffix(":latest")
 
 
-_TEXT_ONLY = Only((None, []), "models take text alone", "Leave them out.")
+_TEXT_ONLY = Only((None, []), "models read only text", "Leave them out.")
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's default values of options. They apply if the model recommends no value."""
 _OPTION = "options."
@@ -88,7 +88,9 @@ class _Asked(Fields, kw_only=True):
     harmless: ClassVar[frozenset[str]] = frozenset({"keep_alive", "shift", "truncate"})
     refused: ClassVar[Mapping[str, Only]] = {
         "images": _TEXT_ONLY,
-        **dict.fromkeys(("logprobs", "top_logprobs"), Only((None, False, 0), "they aren't there yet", "Leave it out.")),
+        **dict.fromkeys(
+            ("logprobs", "top_logprobs"), Only((None, False, 0), "this protocol doesn't return them yet", "Leave it out.")
+        ),
     }
 
     def common(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool) -> dict[str, Any]:
@@ -179,7 +181,7 @@ class GenerateBody(_Asked, kw_only=True):
 
     refused: ClassVar[Mapping[str, Only]] = {
         **_Asked.refused,
-        "template": Only((None, ""), "templates are the model's own", "Leave it out, or pass raw."),
+        "template": Only((None, ""), "the model's template is used", "Leave it out, or set raw to true."),
         "context": Only((None, []), "it is the older way to continue a conversation", "Use /api/chat."),
     }
 
@@ -347,7 +349,7 @@ def add_ollama(routes: Routes, front: Front) -> None:
 
     @routes.get("/api/version")
     async def api_version(request: Request) -> Response:
-        """Returns the version of Ollama that clients compare with theirs, and Enginewright's version."""
+        """Returns the version of Ollama that clients expect, and Enginewright's version."""
         return json_response({"version": PROTOCOL_VERSION, "enginewright": VERSION})
 
     @routes.get("/api/tags")

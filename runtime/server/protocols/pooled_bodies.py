@@ -40,12 +40,14 @@ Texts = str | list[str | int | list[int]]
 _LARGEST = (1 << 63) - 1
 """The largest integer that can be sent to an engine's process."""
 _encode = msgspec.json.Encoder().encode
-_RIGHT = Only((None, "right", "Right", "END"), "texts are cut at their end", "Leave it out.")
+_RIGHT = Only((None, "right", "Right", "END"), "long texts are cut at their end", "Leave it out.")
 _VLLM: Mapping[str, Only] = {
     "truncation_side": _RIGHT,
-    "add_special_tokens": Only((None, True), "texts have the tokens that the model expects", "Pass token ids."),
-    "embed_dtype": Only((None, "float32"), "numbers are 32-bit floats", "Leave it out."),
-    "endianness": Only((None, "native", "little"), "base64 has little-endian floats", "Leave it out."),
+    "add_special_tokens": Only(
+        (None, True), "the server adds the special tokens that the model expects", "Pass token ids instead of text."
+    ),
+    "embed_dtype": Only((None, "float32"), "vectors consist of 32-bit floats", "Leave it out."),
+    "endianness": Only((None, "native", "little"), "base64 encodes little-endian floats", "Leave it out."),
 }
 _INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("query", "search_query"), ("query", "search_query", "s2p_query", "web_search_query")),
@@ -353,14 +355,17 @@ class RerankBody(_RankBody, kw_only=True):
     ``texts``, ``return_text`` and ``raw_scores`` are TEI's; the others are Cohere's and Jina's.
     """
 
-    summary: ClassVar[str] = "Orders documents by their scores for a query, in Cohere's and Jina's format, or TEI's."
+    summary: ClassVar[str] = (
+        "Orders documents by their scores for a query, in the format of Cohere and Jina, or of Text Embeddings"
+        " Inference."
+    )
     bounds: ClassVar[Mapping[str, Bound]] = dict.fromkeys(("documents", "texts"), MANY_TEXTS)
     refused: ClassVar[Mapping[str, Only]] = {
         "truncation_direction": _RIGHT,
-        "rank_fields": Only((None, [], ["text"]), "a document is its text", "Leave it out."),
-        "max_chunks_per_doc": Only((None, 1), "a document is looked at whole", "Pass its parts as documents."),
-        "max_tokens_per_doc": Only((None,), "texts are cut to the model's own length", "Use truncate."),
-        "return_embeddings": Only((None, False), "scores are all that there is", "Ask /v1/embeddings."),
+        "rank_fields": Only((None, [], ["text"]), "only a document's text is read", "Leave it out."),
+        "max_chunks_per_doc": Only((None, 1), "documents aren't divided", "Pass the parts as documents."),
+        "max_tokens_per_doc": Only((None,), "texts are cut only to the model's maximum length", "Use truncate."),
+        "return_embeddings": Only((None, False), "the answer contains only scores", "Ask /v1/embeddings."),
     }
 
     query: str
@@ -470,7 +475,7 @@ class PoolingBody(ClassifyBody, kw_only=True):
     """The body of ``/pooling``, which here is for the classes of tokens."""
 
     of_kinds: ClassVar[tuple[Kind, ...]] = ("token_classify",)
-    summary: ClassVar[str] = "Returns the scores of the classes of each token, in vLLM's format."
+    summary: ClassVar[str] = "Returns each token's scores for all classes, in vLLM's format."
     refused: ClassVar[Mapping[str, Only]] = {
         **_VLLM,
         "task": Only(
@@ -505,7 +510,9 @@ class PredictBody(PooledBody, kw_only=True):
     """The body of TEI's ``/predict``: a text, a pair of texts, or a list of lists of one or two texts."""
 
     of_kinds: ClassVar[tuple[Kind, ...]] = ("classify", "token_classify")
-    summary: ClassVar[str] = "Returns all classes of each text, or of its tokens, with scores, in the format of TEI."
+    summary: ClassVar[str] = (
+        "Returns each text's or each token's scores for all classes, in the format of Text Embeddings Inference."
+    )
     bounds: ClassVar[Mapping[str, Bound]] = {"inputs": MANY_TEXTS}
     refused: ClassVar[Mapping[str, Only]] = {"truncation_direction": _RIGHT}
 

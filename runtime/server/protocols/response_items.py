@@ -44,11 +44,11 @@ class ResponseFields(Fields, kw_only=True):
     refused: ClassVar[Mapping[str, Only]] = {
         "background": Only((None, False), _LATER, "Stream the answer."),
         "background_options": Only((None, {}), _LATER, "Leave it out."),
-        "conversation": Only((None,), "conversations aren't kept by name", "Use previous_response_id."),
-        "prompt": Only((None,), "there are no stored prompts", "Write it into instructions and input."),
-        "context_management": Only((None, []), "a context is never cut", "Leave out what is old."),
-        "image": Only((None, {}), "models answer with text alone", "Leave it out."),
-        "personality": Only((None,), _LATER, "Say it in the instructions."),
+        "conversation": Only((None,), "the server stores no conversations by name", "Use previous_response_id."),
+        "prompt": Only((None,), "the server stores no prompts", "Write the prompt into instructions and input."),
+        "context_management": Only((None, []), "conversations are never shortened", "Leave out old items."),
+        "image": Only((None, {}), "models answer only with text", "Leave it out."),
+        "personality": Only((None,), _LATER, "Describe it in the instructions."),
     }
     harmless: ClassVar[frozenset[str]] = frozenset(
         {

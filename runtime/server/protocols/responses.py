@@ -401,7 +401,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.post("/v1/responses")
     async def create(request: Request) -> Response:
-        """Answers a request of OpenAI's responses API."""
+        """Answers a conversation, in the format of OpenAI's Responses API."""
         body, ignored, charge = await front.body(request, ResponsesBody)
         tenant = charge.tenant.name
         try:
@@ -424,7 +424,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.post("/v1/responses/input_tokens")
     async def input_tokens(request: Request) -> Response:
-        """Returns the number of prompt tokens that a request to ``/v1/responses`` with this body would have."""
+        """Counts the prompt tokens of a request to ``/v1/responses`` with the same body."""
         before: list[dict[str, Any]] = []
 
         def find(body: InputTokensBody) -> None:
@@ -453,7 +453,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.post("/v1/responses/{name}/cancel")
     async def cancel(request: Request) -> Response:
-        """Cancels a response in progress; its memory is free at the next step."""
+        """Cancels a response in progress."""
         name = request.path_params["name"]
         entry = stored.find(request.state.tenant.name, name)
         if entry.job is None:
@@ -466,7 +466,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.get("/v1/responses/{name}/input_items")
     async def input_items(request: Request) -> Response:
-        """Returns the items of a response's conversation, including its own input."""
+        """Returns the earlier conversation and the input of a response, as items."""
         items = stored.find(request.state.tenant.name, request.path_params["name"]).items
         limit, order = from_query(request, "limit", 20), from_query(request, "order", "desc")
         after = request.query_params.get("after")
