@@ -295,9 +295,9 @@ def _result(rows: list[Row], work: Workload, bandwidths: list[float], model: str
 def table(result: dict[str, Any]) -> str:
     """The result as a table of Markdown, and a line that says what was measured."""
     work, machine = result["workload"], result["machine"]
-    headings = ("recipe", "bundle", "bytes a weight", "perplexity", "KL, mean", "same likeliest token")
-    headings += ("same answers",)
-    headings += (f"prefill of {work['prompt']}", "decoding", f"decoding {work['batches'][0]} at once", "export")
+    headings = ("recipe", "bundle", "bytes per weight", "perplexity", "mean KL", "same token", "same answers")
+    headings += (f"prefill of {work['prompt']} tokens", "decoding 1 request")
+    headings += (f"decoding {work['batches'][0]} requests", "export")
     lines = [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
     for row in result["results"]:
         if row["failure"]:
@@ -325,7 +325,8 @@ def table(result: dict[str, Any]) -> str:
     measured = result["measured"]
     timed = f"; {result['engine']} on {machine['processor']}" if result["engine"] else ""
     if machine["bandwidth_gb_per_second"]:
-        timed += f", which reads {machine['bandwidth_gb_per_second']:.0f} GB/s; speeds in tokens a second"
+        bandwidth = machine["bandwidth_gb_per_second"]
+        timed += f", with a memory bandwidth of {bandwidth:.0f} GB/s; speeds in tokens per second"
     lines += ["", f"{measured['model']}{timed}; {measured['date']}, commit {measured['commit']}."]
     return "\n".join(lines)
 

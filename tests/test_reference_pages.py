@@ -189,7 +189,8 @@ def metric_lines() -> Iterator[str]:
     texts: dict[str, list[str]] = {}
     page = Metrics({}, ServerOptions(models={}, tenant_metrics=1)).text().decode()
     for name, text in re.findall(r"^# HELP (\S+) (.*)$", page, re.M):
-        texts.setdefault(text, []).append(name)
+        ours = not name.startswith("process_")
+        texts.setdefault(text if ours else "memory, CPU time and files of the server's process", []).append(name)
     for text, names in texts.items():
         yield f"- {code(names)}: {sentence(text)}"
 

@@ -42,52 +42,53 @@ HEADING = """# Encoders
 optimize export MODEL
 ```
 
-This page lists every family of encoders that transformers has, and says whether an export works. It is made by
-`tests/acceptance/test_encoder_families.py` from tiny random models.
+This page lists all families of encoders in transformers, and says whether their export works.
+`tests/acceptance/test_encoder_families.py` makes the lists from tiny random models.
 [Embeddings](embeddings.md) shows how to use these bundles.
 
 ## What a folder is
 
-| folder | bundle |
+| the model's folder | results of the bundle |
 | --- | --- |
-| has `modules.json` of sentence-transformers | vectors, pooled as it says; scores of pairs if it has LogitScore |
-| lists `...ForSequenceClassification` in config.json | classes; scores of pairs if there is one label |
+| has `modules.json` of sentence-transformers | vectors, pooled as the file states; with the module LogitScore, scores of pairs of texts |
+| lists `...ForSequenceClassification` in config.json | classes; if there is only one label, scores of pairs |
 | lists `...ForTokenClassification` in config.json | classes of tokens |
-| lists an encoder's `...Model` or `...ForMaskedLM` in config.json | vectors: the mean over the tokens, with a warning |
+| lists an encoder's `...Model` or `...ForMaskedLM` in config.json | vectors, which are the mean over the tokens; the export warns about this choice |
 
 A decoder becomes an embedding model only if its folder has `modules.json`, as Qwen3-Embedding and EmbeddingGemma have.
-T5 encoders, CLIP, ColBERT, sparse vectors, poolings that leave out the prompt's tokens, searches that compare logits,
-and targets other than cpu are refused. For vectors, `max_kl` limits the cosine distance. Without a calibration file,
-the built-in text is used.
+The export refuses T5 encoders, CLIP, ColBERT, sparse vectors, poolings that leave out the prompt's tokens, targets other
+than cpu, and recipes with the tables `auto`, `prune`, `attention`, `adaptive_context` or `buckets`. For vectors, a recipe's
+`max_kl` limits the cosine distance. Without a calibration file, the export calibrates on the built-in text.
 
 ## What a recipe states
 
-`matryoshka_dimensions` of config.json and `truncate_dim` list the sizes to which vectors may be cut. If
-`modality_config` has messages (Qwen3-Reranker, zerank-2), the chat template renders a decoder's query and document,
-with the roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma, Qwen3-Embedding and
-bge-reranker-v2-gemma have none of these keys, so a recipe must state them:
+Two facts aren't in every model's files: the sizes to which vectors may be cut, and the text around a query and a
+document. The sizes are `matryoshka_dimensions` of config.json and `truncate_dim`. If a decoder's `modality_config` has
+messages (Qwen3-Reranker, zerank-2), the text comes from the chat template, with the roles `query` and `document`. For
+nomic-embed, mxbai-embed, EmbeddingGemma, Qwen3-Embedding and bge-reranker-v2-gemma, a recipe must state them:
 
 ```toml
 [pooling]
-dimensions = [512, 256, 128]
-answers = ["yes", "no"]            # makes a decoder a reranker: the logit of yes, minus that of no if listed
+dimensions = [512, 256, 128]       # sizes to which vectors may be cut
+answers = ["yes", "no"]            # for a decoder: a reranker's score is the logit of "yes" minus that of "no"
 template = "<|im_start|>user\\nQuery: {query}\\nDocument: {document}<|im_end|>\\n<|im_start|>assistant\\n"
 ```
 
 ## GGUF files
 
-`pooling_type` of the [architecture](models.md#gguf-files-that-are-read) selects the pooling: 1 is the mean, 2 the
-first token, 3 the last token, 4 the head of a reranker or classifier (`cls.*`). Without this key, an encoder with a
-head is a reranker, and any other encoder returns the mean, with a warning. A decoder without the key is a chat model.
+The key `pooling_type` of the [architecture](models.md#gguf-files-that-are-read) selects the pooling: 1 is the mean,
+2 the first token, 3 the last token, and 4 the head of a reranker or classifier (tensors `cls.*`). The value 0, a vector
+for each token, is refused. If the key is missing, an encoder with a head is a reranker, any other encoder returns the
+mean with a warning, and a decoder is a chat model.
+
 As in llama.cpp's tools, `attention.causal` and `context_length` apply, vectors are normalized, and token types are 0.
-Vectors are within 1e-5 of transformers' and llama.cpp's vectors (5e-4 if llama.cpp computes GELU in float16). A
-recipe's `[pooling]` may state `dimensions` and `template`. The value 0 (a vector for each token) and recurrent models
-with a pooling are refused.
+Vectors differ from those of transformers and llama.cpp by at most 1e-5 (5e-4 if llama.cpp computes GELU in float16). A
+recipe's `[pooling]` may state `dimensions` and `template`. Recurrent models with a pooling are refused.
 """
 WORKS = """
 ## Families that work
 
-Vectors in 32-bit floats are within 1e-5 of transformers' hidden states.
+In 32-bit floats, the vectors are within 1e-5 of transformers' vectors.
 
 """
 REFUSED = """
@@ -95,14 +96,14 @@ REFUSED = """
 
 """
 REASONS = {
-    r"encoder with a decoder": "an encoder with a decoder",
-    r"isn't a decoder-only": "text and images",
+    r"encoder with a decoder": "has an encoder and a decoder",
+    r"isn't a decoder-only": "reads text and images",
     r"keep tokens apart|the token axis|attention interface": "mixes tokens outside of attention",
     r"scores of more than one product": "adds products of positions to attention's scores",
-    r"attention is called with": "its attention needs a special mask",
-    r"can't run on a text alone": "needs more than a text",
-    r"of the number of tokens T|fixes the number of tokens": "fixes the number of tokens",
-    r"the cpu target has no": "the cpu target lacks an op",
+    r"attention is called with": "needs a special attention mask",
+    r"can't run on a text alone": "needs other inputs than a text",
+    r"of the number of tokens T|fixes the number of tokens": "works only with a fixed number of tokens",
+    r"the cpu target has no": "needs an op that the cpu target lacks",
 }
 """Regular expression of a message -> the reason that the page gives."""
 
