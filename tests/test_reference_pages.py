@@ -73,8 +73,8 @@ def plain(text: str) -> str:
 
 
 def advice(hint: str) -> str:
-    """A hint after the reason of a refusal; the obvious one, to leave the field out, isn't repeated for each."""
-    return "" if re.fullmatch("Leave (it|them) out.?", hint) else f" {sentence(hint)}"
+    """The hint of a refusal; the obvious one, to leave the field out, isn't repeated for each."""
+    return "" if re.fullmatch("Leave (it|them) out.?", hint) else sentence(hint)
 
 
 def sentence(text: str) -> str:
@@ -148,12 +148,15 @@ def command_page() -> str:
 
 
 def rule_lines(rules: Mapping[str, Only]) -> Iterator[str]:
-    """An item of a list for the fields of each reason to refuse one."""
-    by_reason: dict[str, list[str]] = {}
+    """The refused fields: an item of a list for each hint, and an item for the fields without one."""
+    by_hint: dict[str, list[str]] = {}
     for name, rule in rules.items():
-        by_reason.setdefault(f"{rule.why}.{advice(rule.hint)}", []).append(name)
-    for reason, names in by_reason.items():
-        yield f"- {code(names)}: {reason}"
+        by_hint.setdefault(advice(rule.hint), []).append(name)
+    without = by_hint.pop("", [])
+    for hint, names in by_hint.items():
+        yield f"- {code(names)}: {hint}"
+    if without:
+        yield f"- {code(without)}: There is no replacement."
 
 
 def fields_of(kinds: Iterable[type[Fields]]) -> list[str]:
@@ -215,8 +218,8 @@ def server_page() -> str:
         "",
         "## Fields of a body",
         "",
-        "The server answers 400 to a request with a refused or unknown field. A refused field is accepted if its value"
-        " is null, empty or has no effect.",
+        "The server answers 400 to a request with a refused or unknown field, and the message has the reason. A refused"
+        " field is accepted if its value is null, empty or has no effect.",
         "",
         "### Chat completions and completions",
         "",
@@ -289,7 +292,7 @@ def vllm_lines(rules: Mapping[str, Rule]) -> Iterator[str]:
             case Idle():
                 text = ""
             case Only():
-                text = f"must be {choice(rule.values)}, because {rule.why}.{advice(rule.hint)}"
+                text = f"must be {choice(rule.values)}. {advice(rule.hint)}".rstrip()
         by_rule.setdefault(text, []).append(name)
     for text, names in by_rule.items():
         if text:
@@ -306,7 +309,7 @@ def vllm_page() -> str:
         "",
         f"Enginewright accepts these arguments of vLLM. [Coming from another library](migration.md) has examples. {MADE}",
         "",
-        "Any other value or argument raises a `RequestError`, whose message says what to use.",
+        "Any other value or argument raises a `RequestError`, whose message has the reason.",
     ]
     for title, rules in (("LLM", OF_LLM), ("generate, chat, beam_search", calls), ("SamplingParams", OF_SAMPLING)):
         lines += ["", f"## {title}", "", *vllm_lines(rules)]

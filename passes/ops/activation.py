@@ -20,7 +20,10 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def gated_activation(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
-    """gate_up [.., 2I] -> [.., I]: kind(first half) * second half. Raises ValueError for an unknown kind."""
+    """Computes kind(gate) * up, the two halves of gate_up: gate_up [.., 2I] -> [.., I].
+
+    Raises ValueError for an unknown kind.
+    """
     if kind not in ACTIVATIONS:
         raise ValueError(f"ew.gated_activation: unknown kind {kind!r}; there are {sorted(ACTIVATIONS)}")
     gate, up = gate_up.chunk(2, dim=-1)  # [.., I] each

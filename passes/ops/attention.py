@@ -61,7 +61,8 @@ def attention(
     biases: torch.Tensor | None = None,
     dtype: str = "f32",
 ) -> torch.Tensor:
-    """q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], q_start [B+1] -> [T, Nq, Dv]: each request over its own tokens.
+    """Computes each request's attention over its tokens of the step: q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], q_start
+    [B+1] -> [T, Nq, Dv].
 
     ``layer`` only says whose cache a lowered form is to use. ``biases`` [Nq, 2W-1] are added to scores by distance:
     column W-1+d has that of keys at d = key position - query position; keys farther than W-1 have that of W-1.
@@ -107,7 +108,8 @@ def paged_attention(
     ends_v_cache: torch.Tensor | None = None,
     ends_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q [T, Nq, D], caches [P, K, Nkv, D] and [P, K, Nkv, Dv] -> [T, Nq, Dv]: each request over its whole past.
+    """Computes each request's attention over all its tokens in the caches: q [T, Nq, D], caches [P, K, Nkv, D] and
+    [P, K, Nkv, Dv] -> [T, Nq, Dv].
 
     block_table [B, M] has the requests' blocks in order, padded with -1; kv_len [B] is the number of tokens in a
     request's cache, including this step's. Slots after kv_len are never read, and may contain NaN.

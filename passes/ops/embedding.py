@@ -8,7 +8,10 @@ from .library import accumulate_dtype, register
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """ids [T], table [V, H] -> [T, H], with 16-bit floats as float32. Raises IndexError for an id outside the table."""
+    """Looks up rows of a table, and converts 16-bit floats to float32: ids [T], table [V, H] -> [T, H].
+
+    Raises IndexError for an id outside the table.
+    """
     return torch.nn.functional.embedding(ids.long(), table).to(accumulate_dtype(table)).contiguous()
 
 
@@ -20,7 +23,10 @@ register(embedding, fake=_fake_embedding)
 
 
 def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """x [T, ..], rows [R] -> [R, ..]: x[rows]. Raises IndexError for a row outside x."""
+    """Selects x[rows]: x [T, ..], rows [R] -> [R, ..].
+
+    Raises IndexError for a row outside x.
+    """
     return x.index_select(0, rows.long()).contiguous()
 
 

@@ -58,7 +58,7 @@ def moe(
     limit: float = 0.0,
     offset: float = 0.0,
 ) -> torch.Tensor:
-    """x [T, H], expert_ids [T, k], expert_weights [T, k] -> [T, H].
+    """Computes a mixture of experts: x [T, H], expert_ids [T, k], expert_weights [T, k] -> [T, H].
 
     The sum over a token's choices j, ascending, of expert_weights[t, j] * (down(activation(gate_up(x)))) by the expert
     expert_ids[t, j]; the activation is ``expert_activation``.
@@ -98,11 +98,11 @@ def _fake_moe(
 def grouped_linear(
     x: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = ""
 ) -> torch.Tensor:
-    """x [M, K], starts [E + 1], weight [E, N, K], bias [E, N] -> [M, N]: each row times its expert's weight, plus bias.
+    """Multiplies each row by its expert's weight, and adds the bias: x [M, K], starts [E + 1], weight [E, N, K], bias
+    [E, N] -> [M, N].
 
     Row m belongs to the expert e with starts[e] <= m < starts[e + 1]; starts[0] is 0 and starts[E] is M. ``activation``
-    is
-    applied to the sums: one of ``LINEAR_ACTIVATIONS``, or "".
+    is applied to the sums: one of ``LINEAR_ACTIVATIONS``, or "".
     """
     out = x.new_empty((x.shape[0], weight.shape[1]), dtype=accumulate_dtype(x))
     for e, (first, last) in enumerate(pairwise(starts.tolist())):

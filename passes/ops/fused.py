@@ -15,21 +15,21 @@ from .rope import rope
 
 
 def rms_norm_quantize(x: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int) -> Quantized:
-    """quantize_activation(rms_norm(x))."""
+    """Computes quantize_activation(rms_norm(x))."""
     return quantize_activation(rms_norm(x, weight, eps), group_size)
 
 
 def layer_norm_quantize(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, group_size: int
 ) -> Quantized:
-    """quantize_activation(layer_norm(x))."""
+    """Computes quantize_activation(layer_norm(x))."""
     return quantize_activation(layer_norm(x, weight, bias, eps), group_size)
 
 
 def add_rms_norm_quantize(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """quantize_activation(rms_norm(sum)) and sum, with sum = x + residual."""
+    """Computes quantize_activation(rms_norm(sum)) and sum, where sum = x + residual."""
     normed, total = add_rms_norm(x, residual, weight, eps)
     return (*quantize_activation(normed, group_size), total)
 
@@ -42,7 +42,7 @@ def add_layer_norm_quantize(
     eps: float,
     group_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """quantize_activation(layer_norm(sum)) and sum, with sum = x + residual."""
+    """Computes quantize_activation(layer_norm(sum)) and sum, where sum = x + residual."""
     normed, total = add_layer_norm(x, residual, weight, bias, eps)
     return (*quantize_activation(normed, group_size), total)
 

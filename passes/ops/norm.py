@@ -25,7 +25,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, residual [.., C] -> (rms_norm(sum), sum) with sum = x + residual."""
+    """Adds, then normalizes: x, residual [.., C] -> (rms_norm(sum), sum), where sum = x + residual."""
     total = (x + residual).contiguous()
     return rms_norm(total, weight, eps), total
 
@@ -33,7 +33,7 @@ def add_rms_norm(
 def add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, residual [.., C] -> (layer_norm(sum), sum) with sum = x + residual."""
+    """Adds, then normalizes: x, residual [.., C] -> (layer_norm(sum), sum), where sum = x + residual."""
     total = (x + residual).contiguous()
     return layer_norm(total, weight, bias, eps), total
 

@@ -15,7 +15,8 @@ KINDS = OPS["pool"].values("kind")
 
 
 def pool(hidden: torch.Tensor, q_start: torch.Tensor, kind: str) -> torch.Tensor:
-    """hidden [T, H], q_start [B+1] -> [B, H]: the mean, cls, last, max or weighted row of each request's tokens.
+    """Pools each request's tokens to one row: hidden [T, H], q_start [B+1] -> [B, H]. ``kind`` is mean, cls (the first
+    token), last, max or weighted (a mean).
 
     A request without tokens gets zeros. Raises ValueError for an unknown kind.
     """

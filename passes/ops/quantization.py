@@ -86,7 +86,7 @@ def scale_to(x: torch.Tensor, largest_code: float) -> tuple[torch.Tensor, torch.
 
 
 def quantize_activation(x: torch.Tensor, group_size: int) -> Quantized:
-    """x [.., K] float32 -> values int8 [.., K], scales float32 [.., groups], sums int32 [.., groups].
+    """Rounds to int8: x [.., K] float32 -> values int8 [.., K], scales float32 [.., groups], sums int32 [.., groups].
 
     Each group is scaled to 127 (``scale_to``) and its values go to the nearest integer, ties to even. ``sums`` are the
     groups' sums of values, which kernels for unsigned weights need.
@@ -115,7 +115,7 @@ def quantized_linear(
     activation: str = "",
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiplies the result of ``quantize_activation`` with a quantized weight, in float32.
+    """Multiplies the result of ``quantize_activation`` by a quantized weight. The result is float32.
 
     Args:
         values, scales, sums: int8 [.., K], float32 [.., Ga], int32 [.., Ga]; in groups of ``activation_group``.
@@ -173,7 +173,8 @@ def quantized_embedding(
     bits: int,
     group_size: int,
 ) -> torch.Tensor:
-    """ids [T], table int8 [V, H], scales and offsets float16 [V, groups], or both as bytes in blocks -> float32 [T, H].
+    """Looks up rows of a quantized table: ids [T], table int8 [V, H], scales and offsets [V, groups] as float16 or as bytes
+    in blocks -> float32 [T, H].
 
     The rows are multiplied by their scales, and then offsets are added if there are any. The products are exact in
     float32, except for 8 bits with scales in blocks.
@@ -202,7 +203,7 @@ def quantized_grouped_linear(
     activation_group: int,
     activation: str = "",
 ) -> torch.Tensor:
-    """``quantized_linear`` for E experts: row m takes expert e where starts[e] <= m < starts[e + 1].
+    """Multiplies each row by its expert's quantized weight. Row m belongs to expert e if starts[e] <= m < starts[e + 1].
 
     values [M, K] and what belongs to them, starts [E + 1], weight int8 [E, N, K], weight_scales and weight_offsets
     float16 [E, N, Gw], bias [E, N] or None -> [M, N]. The activation as ``ew.linear`` has it.

@@ -130,7 +130,8 @@ def quantized_kv_write(
     v: torch.Tensor,
     slots: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """k [T, Nkv, D], v [T, Nkv, Dv], slots [T] -> the two caches and their scales [P, K, Nkv] after the write.
+    """Rounds keys and values, and writes them to the caches: k [T, Nkv, D], v [T, Nkv, Dv], slots [T] -> the two caches and
+    their scales [P, K, Nkv] after the write.
 
     Functional: the arguments aren't changed. Raises IndexError for a slot outside the cache.
     """
@@ -165,7 +166,7 @@ def quantized_paged_attention(
     sinks: torch.Tensor | None,
     slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``ew.paged_attention`` over the decoded caches: q [T, Nq, D] -> [T, Nq, Dv]."""
+    """Computes ``paged_attention`` over the decoded caches: q [T, Nq, D] -> [T, Nq, Dv]."""
     k, v = dequantize_heads(k_cache, k_scales), dequantize_heads(v_cache, v_scales)
     return paged_attention(q, k, v, block_table, q_start, kv_len, scale, window, softcap, sinks, slopes)
 

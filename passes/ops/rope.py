@@ -11,13 +11,15 @@ from .library import register
 
 
 def rope_table(positions: torch.Tensor, inv_freq: torch.Tensor, scale: float) -> torch.Tensor:
-    """positions [T], inv_freq [F] -> [T, 2F]: cos(p*f) * scale in the first F columns, sin(p*f) * scale in the last."""
+    """Computes the factors of ``rope``: positions [T], inv_freq [F] -> [T, 2F]. The first F columns are cos(p*f) * scale,
+    the last F are sin(p*f) * scale.
+    """
     angles = positions.to(inv_freq.dtype)[:, None] * inv_freq[None, :]  # [T, F]
     return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
 
 
 def rope(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """x [T, N, D], table [T, 2F] -> [T, N, D]: each pair (a, b) becomes (a*cos - b*sin, b*cos + a*sin).
+    """Rotates each pair of channels (a, b) to (a*cos - b*sin, b*cos + a*sin): x [T, N, D], table [T, 2F] -> [T, N, D].
 
     The pairs are (i, i+F), or (2i, 2i+1) where ``interleaved``.
     """

@@ -15,7 +15,8 @@ Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def route_experts(expert_ids: torch.Tensor, experts: int) -> Routed:
-    """expert_ids [T, k], each in 0 .. experts - 1 -> order [T*k], rows [T*k], starts [experts + 1], in the ids' dtype.
+    """Sorts the choices of experts by expert: expert_ids [T, k] -> order [T*k], rows [T*k], starts [experts + 1], in the
+    ids' dtype.
 
     ``order``: the places sorted by expert, those of one expert ascending. ``rows``: the token of each, order // k.
     Expert e's are order[starts[e] : starts[e + 1]]. Raises ValueError for an id out of range.
@@ -38,7 +39,8 @@ def _fake_route_experts(expert_ids: torch.Tensor, experts: int) -> Routed:
 
 
 def combine_experts(y: torch.Tensor, order: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
-    """y [T*k, H] in the order of ``order`` [T*k], expert_weights [T, k] -> [T, H].
+    """Sums each token's k results, times expert_weights [T, k]: y [T*k, H], in the order ``order`` [T*k] of
+    ``route_experts`` -> [T, H].
 
     Row t is the sum over j, ascending and beginning with 0, of expert_weights[t, j] * y[the row of place t*k + j].
     """
