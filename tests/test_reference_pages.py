@@ -223,7 +223,7 @@ def server_page() -> str:
         "",
         "### Chat completions and completions",
         "",
-        "Both accept the following fields. Sampling parameters mean the same as in [SamplingParams](python-reference.md).",
+        "Both accept these fields. Sampling parameters mean the same as in [SamplingParams](python-reference.md).",
         "",
         *block(both),
         "",
@@ -307,7 +307,8 @@ def vllm_page() -> str:
     lines = [
         "# vLLM's arguments",
         "",
-        f"Enginewright accepts these arguments of vLLM. [Coming from another library](migration.md) has examples. {MADE}",
+        "Enginewright accepts these arguments of vLLM. [Coming from another library](migration.md) has examples."
+        f" {MADE}",
         "",
         "Any other value or argument raises a `RequestError`, whose message has the reason.",
     ]

@@ -61,8 +61,8 @@ def attention(
     biases: torch.Tensor | None = None,
     dtype: str = "f32",
 ) -> torch.Tensor:
-    """Computes each request's attention over its tokens of the step: q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], q_start
-    [B+1] -> [T, Nq, Dv].
+    """Computes each request's attention over its tokens of the step: q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv],
+    q_start [B+1] -> [T, Nq, Dv].
 
     ``layer`` only says whose cache a lowered form is to use. ``biases`` [Nq, 2W-1] are added to scores by distance:
     column W-1+d has that of keys at d = key position - query position; keys farther than W-1 have that of W-1.

@@ -36,8 +36,8 @@ def kv_write(
     dtype: str = "f32",
     values_in_keys: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Writes keys and values to the caches: k [T, Nkv, D], v [T, Nkv, Dv], slots [T] (block * K + offset in the block) ->
-    the two caches after the write.
+    """Writes keys and values to the caches: k [T, Nkv, D], v [T, Nkv, Dv], slots [T] (block * K + offset in the block)
+    -> the two caches after the write.
 
     ``dtype``: the cache's storage type, see ``rounded_heads``. ``values_in_keys``: v is the first Dv channels of k, and
     the cache has those of the rounded keys. Functional: the given caches aren't changed. Raises

@@ -24,8 +24,8 @@ _FLOATS = frozenset(getattr(torch, DTYPES[of.dtype].torch) for of in FORMATS.val
 def dequantize(
     values: torch.Tensor, scales: torch.Tensor, group_size: int, offsets: torch.Tensor | None = None, bits: int = 8
 ) -> torch.Tensor:
-    """Computes values * scales, plus offsets if any: values e4m3fn or int8 [.., N, K], scales float16 [.., N, G] -> float32
-    [.., N, K].
+    """Computes values * scales, plus offsets if any: values e4m3fn or int8 [.., N, K], scales float16 [.., N, G] ->
+    float32 [.., N, K].
 
     A group is ``group_size`` neighbours along K, and the last one may be shorter; 0 makes all of K one group. ``bits``
     says

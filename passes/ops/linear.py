@@ -15,7 +15,8 @@ def linear(
     activation: str = "",
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes activation(x @ weight.T + bias) + residual: x [.., K], weight [N, K], bias [N], residual [.., N] -> [.., N].
+    """Computes activation(x @ weight.T + bias) + residual: x [.., K], weight [N, K], bias [N], residual [.., N] ->
+    [.., N].
 
     The activation is one of ``LINEAR_ACTIVATIONS``, or none. With 16-bit floats, only the factors are rounded:
     products, sums, bias and result are float32.

@@ -16,7 +16,7 @@ KINDS = OPS["pool"].values("kind")
 
 def pool(hidden: torch.Tensor, q_start: torch.Tensor, kind: str) -> torch.Tensor:
     """Pools each request's tokens to one row: hidden [T, H], q_start [B+1] -> [B, H]. ``kind`` is mean, cls (the first
-    token), last, max or weighted (a mean).
+    token), last, max or weighted (a weighted mean).
 
     A request without tokens gets zeros. Raises ValueError for an unknown kind.
     """

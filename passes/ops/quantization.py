@@ -173,9 +173,9 @@ def quantized_embedding(
     bits: int,
     group_size: int,
 ) -> torch.Tensor:
-    """Looks up rows of a quantized table: ids [T], table int8 [V, H], scales and offsets [V, groups] as float16 or as bytes
-    in blocks -> float32 [T, H].
+    """Looks up rows of a quantized table: ids [T], table int8 [V, H], scales and offsets [V, groups] -> float32 [T, H].
 
+    Scales and offsets are float16, or both are bytes in blocks.
     The rows are multiplied by their scales, and then offsets are added if there are any. The products are exact in
     float32, except for 8 bits with scales in blocks.
     """
@@ -203,7 +203,7 @@ def quantized_grouped_linear(
     activation_group: int,
     activation: str = "",
 ) -> torch.Tensor:
-    """Multiplies each row by its expert's quantized weight. Row m belongs to expert e if starts[e] <= m < starts[e + 1].
+    """Multiplies row m by the quantized weight of the expert e for which starts[e] <= m < starts[e + 1].
 
     values [M, K] and what belongs to them, starts [E + 1], weight int8 [E, N, K], weight_scales and weight_offsets
     float16 [E, N, Gw], bias [E, N] or None -> [M, N]. The activation as ``ew.linear`` has it.

@@ -11,8 +11,8 @@ from .library import register
 
 
 def rope_table(positions: torch.Tensor, inv_freq: torch.Tensor, scale: float) -> torch.Tensor:
-    """Computes the factors of ``rope``: positions [T], inv_freq [F] -> [T, 2F]. The first F columns are cos(p*f) * scale,
-    the last F are sin(p*f) * scale.
+    """Computes the factors of ``rope``: positions [T], inv_freq [F] -> [T, 2F]. The first F columns are cos(p*f) *
+    scale, the last F are sin(p*f) * scale.
     """
     angles = positions.to(inv_freq.dtype)[:, None] * inv_freq[None, :]  # [T, F]
     return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)

@@ -15,7 +15,7 @@ Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def route_experts(expert_ids: torch.Tensor, experts: int) -> Routed:
-    """Sorts the choices of experts by expert: expert_ids [T, k] -> order [T*k], rows [T*k], starts [experts + 1], in the
+    """Sorts the tokens' choices by expert: expert_ids [T, k] -> order [T*k], rows [T*k], starts [experts + 1], in the
     ids' dtype.
 
     ``order``: the places sorted by expert, those of one expert ascending. ``rows``: the token of each, order // k.
@@ -39,7 +39,7 @@ def _fake_route_experts(expert_ids: torch.Tensor, experts: int) -> Routed:
 
 
 def combine_experts(y: torch.Tensor, order: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
-    """Sums each token's k results, times expert_weights [T, k]: y [T*k, H], in the order ``order`` [T*k] of
+    """Sums each token's k results, weighted by expert_weights [T, k]: y [T*k, H], in the order ``order`` [T*k] of
     ``route_experts`` -> [T, H].
 
     Row t is the sum over j, ascending and beginning with 0, of expert_weights[t, j] * y[the row of place t*k + j].

@@ -50,15 +50,16 @@ This page lists all families of encoders in transformers, and says whether their
 
 | the model's folder | results of the bundle |
 | --- | --- |
-| has `modules.json` of sentence-transformers | vectors, pooled as the file states; with the module LogitScore, scores of pairs of texts |
+| has sentence-transformers' `modules.json` | vectors, pooled as the file states; scores of text pairs with LogitScore |
 | lists `...ForSequenceClassification` in config.json | classes; if there is only one label, scores of pairs |
 | lists `...ForTokenClassification` in config.json | classes of tokens |
-| lists an encoder's `...Model` or `...ForMaskedLM` in config.json | vectors, which are the mean over the tokens; the export warns about this choice |
+| lists an encoder's `...Model` or `...ForMaskedLM` in config.json | vectors: the mean over the tokens |
 
-A decoder becomes an embedding model only if its folder has `modules.json`, as Qwen3-Embedding and EmbeddingGemma have.
-The export refuses T5 encoders, CLIP, ColBERT, sparse vectors, poolings that leave out the prompt's tokens, targets other
-than cpu, and recipes with the tables `auto`, `prune`, `attention`, `adaptive_context` or `buckets`. For vectors, a recipe's
-`max_kl` limits the cosine distance. Without a calibration file, the export calibrates on the built-in text.
+The last case is a guess, so the export warns. A decoder becomes an embedding model only if its folder has
+`modules.json`, as Qwen3-Embedding and EmbeddingGemma have. The export refuses T5 encoders, CLIP, ColBERT, sparse
+vectors, poolings that leave out the prompt's tokens, targets other than cpu, and recipes with the tables `auto`,
+`prune`, `attention`, `adaptive_context` or `buckets`. For vectors, a recipe's `max_kl` limits the cosine distance.
+Without a calibration file, the export calibrates on the built-in text.
 
 ## What a recipe states
 

@@ -50,12 +50,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     models: Annotated[
         dict[str, str],
-        Option("Model's name -> path of its bundle. The first model is the default.", _FILE, restart=True),
+        Option("Table of models: name -> path of the bundle. The first model is the default.", _FILE, restart=True),
     ]
-    aliases: Annotated[dict[str, str], Option("Further name -> name of a model.", _FILE)] = {}
+    aliases: Annotated[dict[str, str], Option("Table of aliases: further name -> name of a model.", _FILE)] = {}
     llm: Annotated[
         dict[str, Any],
-        Option("Arguments of LLM for each model; the models divide threads and memory.", _FILE, restart=True),
+        Option("Table of LLM's arguments for each model; the models divide threads and memory.", _FILE, restart=True),
     ] = {}
     host: Annotated[str, Option("Address to listen on; only this machine reaches the default.", restart=True)] = (
         "127.0.0.1"
@@ -92,11 +92,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Option("Maximum bytes of all bodies whose answers haven't ended, without the first 64 KiB of each."),
     ] = 128 << 20
     max_tenant_held: Annotated[
-        Positive, Option("The same limit as max_held, for each tenant, if the server has keys.", _FILE)
+        Positive, Option("Most bytes of all bodies of a tenant, if the server has keys.", _FILE)
     ] = 64 << 20
     max_connections: Annotated[Positive, Option("Maximum open connections.")] = 1024
     max_tenant_connections: Annotated[
-        Positive, Option("Most open connections of each tenant, if the server has keys.", _FILE)
+        Positive, Option("Most open connections of a tenant, if the server has keys.", _FILE)
     ] = 512
     max_loaded: Annotated[
         Count,
@@ -110,9 +110,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     body_seconds: Annotated[Seconds, Option("Most seconds in which a client must send its body.", _FILE)] = 60.0
     body_rate: Annotated[
         Count,
-        Option(
-            "Least bytes per second at which a client must send its body after 10 seconds; 0 sets no limit.", _FILE
-        ),
+        Option("Least bytes per second at which a client must send its body after 10 seconds; 0 sets no limit.", _FILE),
     ] = 4096
     stall_seconds: Annotated[
         Seconds,

@@ -106,7 +106,7 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
 
     @routes.get("/live")
     async def live(request: Request) -> Response:
-        """Returns current figures of the engine of the query's ``model``, by default of the first model."""
+        """Returns current figures of one model's engine, the first model's unless the query names a ``model``."""
         name = from_query(request, "model", next(iter(models)))
         if name not in models:
             raise RequestError(f"model: there is no {name[:80]!r}", hint=f"There is {', '.join(models)}.")

@@ -89,7 +89,8 @@ class _Asked(Fields, kw_only=True):
     refused: ClassVar[Mapping[str, Only]] = {
         "images": _TEXT_ONLY,
         **dict.fromkeys(
-            ("logprobs", "top_logprobs"), Only((None, False, 0), "this protocol doesn't return them yet", "Leave it out.")
+            ("logprobs", "top_logprobs"),
+            Only((None, False, 0), "this protocol doesn't return them yet", "Leave it out."),
         ),
     }
 
