@@ -130,8 +130,8 @@ def quantized_kv_write(
     v: torch.Tensor,
     slots: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rounds keys and values, and writes them to the caches: k [T, Nkv, D], v [T, Nkv, Dv], slots [T] -> the two caches
-    and their scales [P, K, Nkv] after the write.
+    """Writes rounded keys and values: k [T, Nkv, D], v [T, Nkv, Dv], slots [T] -> the two caches and their scales
+    [P, K, Nkv] after the write.
 
     Functional: the arguments aren't changed. Raises IndexError for a slot outside the cache.
     """
