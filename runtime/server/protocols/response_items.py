@@ -24,7 +24,7 @@ _INCLUDES = frozenset(
 )
 """Values of ``include`` that have no effect here. An item of reasoning always has its text."""
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-_LATER = "it isn't there yet"
+_LATER = "it isn't supported yet"
 
 
 class ResponseFields(Fields, kw_only=True):
