@@ -93,7 +93,7 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
 
     @routes.get("/", listed=False)
     async def page(request: Request) -> Response:
-        """Returns the web page, which has chats and a live view of the engine."""
+        """Returns the chat page."""
         return files["index.html"].response(request)
 
     @routes.get("/assets/{name:path}", listed=False)
