@@ -192,8 +192,9 @@ def metric_lines() -> Iterator[str]:
     texts: dict[str, list[str]] = {}
     page = Metrics({}, ServerOptions(models={}, tenant_metrics=1)).text().decode()
     for name, text in re.findall(r"^# HELP (\S+) (.*)$", page, re.M):
-        ours = not name.startswith("process_")
-        texts.setdefault(text if ours else "memory, CPU time and files of the server's process", []).append(name)
+        if not name.startswith("process_"):
+            texts.setdefault(text, []).append(name)
+    yield "- `process_...`: Memory, CPU time and open files of the server's process."
     for text, names in texts.items():
         yield f"- {code(names)}: {sentence(text)}"
 
