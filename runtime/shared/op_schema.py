@@ -221,8 +221,10 @@ _CHOICE = tuple(
 )
 _STATES = (*_PAST, Input("slots", "i32 [T]"))
 _FIRST_VALUE = Attribute("first", "integer")
-_CUTS = Attribute("cuts", "string", True, ": the first column of each rank, and the end: `0,288,576;0,9,18`")
-_FIRST, _RANKS = Attribute("first", "integer"), Attribute("ranks", "integer")
+_CUTS = Attribute(
+    "cuts", "string", True, ", the first column of each rank, then the number of columns: `0,288,576;0,9,18`"
+)
+_RANKS = Attribute("ranks", "integer")
 
 OPS: Mapping[str, OpSchema] = {
     "embedding": OpSchema(
@@ -316,7 +318,7 @@ OPS: Mapping[str, OpSchema] = {
             *_OF_ATTENTION,
             Attribute("has_biases", "flag", False, " (false)"),
             Attribute("causal", "flag", True, ", false if queries also see later keys"),
-            Attribute("dtype", "string", False, " (f32) of the stored keys and values, or bf16"),
+            Attribute("dtype", "string", False, " (f32), the type of the stored keys and values: f32 or bf16"),
         ),
         means=". Queries see keys of their own request in this step. For d = key position - query position, a head's "
         "slope times abs(d) is subtracted from a score, and column W-1+d of its biases is added",
@@ -422,8 +424,8 @@ OPS: Mapping[str, OpSchema] = {
         (Input("expert_ids", "i32 [T,k]"),),
         (
             "order i32 [T\\*k]: the choices, sorted by expert, then by number",
-            "rows i32 [T\\*k]: their tokens",
-            "starts i32 [E+1]: the index of each expert's first choice in order",
+            "rows i32 [T\\*k]: the tokens of these choices",
+            "starts i32 [E+1]: for each expert, the index of its first choice in `order`; then T\\*k",
         ),
         (Attribute("experts", "integer"),),
     ),
@@ -534,7 +536,11 @@ OPS: Mapping[str, OpSchema] = {
         "meeting",
         (),
         ("the whole matrices, in the same buffers",),
-        (_RANKS, Attribute("to", "integer", True, ": the only rank that needs them whole, or -1 for all ranks"), _CUTS),
+        (
+            _RANKS,
+            Attribute("to", "integer", True, ", the only rank that needs the whole matrices, or -1 for all ranks"),
+            _CUTS,
+        ),
         "matrices [M,C]: the columns that this rank has written",
         any_number=True,
     ),
@@ -543,7 +549,7 @@ OPS: Mapping[str, OpSchema] = {
         "meeting",
         (Input("y", "[M,N]"), Input("starts", "i32 [E+1]")),
         ("the whole y, in the same buffer",),
-        (_RANKS, Attribute("cuts", "string", True, ": the first expert of each rank, and the end")),
+        (_RANKS, Attribute("cuts", "string", True, ", the first expert of each rank, then the number of experts")),
         ". This rank has written the rows of its experts",
     ),
     "send": OpSchema(
@@ -551,7 +557,10 @@ OPS: Mapping[str, OpSchema] = {
         "meeting",
         (),
         ("the same columns, in buffers between the two stages",),
-        (_FIRST, Attribute("ranks", "integer", True, ": the next stage's first rank, and its number of ranks")),
+        (
+            Attribute("first", "integer", True, ", the first rank of the next stage"),
+            Attribute("ranks", "integer", True, ", the number of ranks of the next stage"),
+        ),
         "matrices [M,C]: the columns that this rank sends to the next stage",
         any_number=True,
     ),
@@ -561,9 +570,9 @@ OPS: Mapping[str, OpSchema] = {
         (),
         ("the same matrices, in this rank's buffers",),
         (
-            _FIRST,
-            Attribute("ranks", "integer", True, ": the previous stage's first rank, and its number of ranks"),
-            Attribute("cuts", "string", True, ": the columns that each of these ranks sends, as in `all_gather`"),
+            Attribute("first", "integer", True, ", the first rank of the previous stage"),
+            Attribute("ranks", "integer", True, ", the number of ranks of the previous stage"),
+            Attribute("cuts", "string", True, ", the columns that each of these ranks sends, as in `all_gather`"),
         ),
         "matrices [M,C], in buffers between the two stages",
         any_number=True,
