@@ -423,9 +423,9 @@ OPS: Mapping[str, OpSchema] = {
         "all",
         (Input("expert_ids", "i32 [T,k]"),),
         (
-            "order i32 [T\\*k]: the choices, sorted by expert, then by number",
+            "order i32 [T\\*k]: choices, sorted by expert, then by number",
             "rows i32 [T\\*k]: the tokens of these choices",
-            "starts i32 [E+1]: for each expert, the index of its first choice in `order`; then T\\*k",
+            "starts i32 [E+1]: each expert's first index in order, then T\\*k",
         ),
         (Attribute("experts", "integer"),),
     ),
