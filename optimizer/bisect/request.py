@@ -138,7 +138,7 @@ def check_layers(layers: Collection[int] | None, paths: Collection[str]) -> None
 
 
 def _facts(groups: Sequence[CacheGroup]) -> dict[str, str]:
-    layers = sorted((layer, group) for group in groups for layer in group.layers if not group.first)
+    layers = sorted((layer, group) for group in groups for layer in group.layers if not group.holds_ends)
     return {
         "layers": f"{len(layers)}",
         "key and value heads": _each([f"{g.planes[0].heads}" for _, g in layers]),

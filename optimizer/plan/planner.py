@@ -24,7 +24,7 @@ from enginewright.plugins.steps.planning import (
 )
 from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes, kind_of
+from enginewright.runtime.kv_cache.kinds.table import kind_of, token_bytes
 from enginewright.runtime.kv_cache.pool_plan import bytes_for, enough_for_windows, most_requests, pool_unit
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
@@ -258,8 +258,7 @@ class Memory:
     @property
     def kv_per_token(self) -> int:
         """The bytes of keys and values of a token, without a second cache of the ends of requests."""
-        groups = [group for group in self.program.cache_groups if not kind_of(group).fixed and not group.first]
-        return sum(cache_block_bytes(group) // group.block_size for group in groups)
+        return token_bytes(self.program.cache_groups)
 
     @property
     def states_per_request(self) -> int:

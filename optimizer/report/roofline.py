@@ -15,7 +15,7 @@ import numpy as np
 from enginewright.plugins.cpu.compile.machine import Machine, limit_seconds, measure_machine
 from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
+from enginewright.runtime.kv_cache.kinds.table import token_bytes
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
@@ -149,7 +149,7 @@ def measure(
 
 def _context(program: LoweredProgram, most: int) -> int:
     """Returns the tokens in each request's cache in a timed decode step; ``most`` is the model's context."""
-    per_token = sum(cache_block_bytes(group) / group.block_size for group in program.cache_groups if not group.first)
+    per_token = token_bytes(program.cache_groups)
     for context in _CONTEXTS:
         if context <= most and BATCH * context * per_token <= _MOST_KV_BYTES:
             return context

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
+from enginewright.runtime.kv_cache.kinds.table import token_bytes, token_groups
 from enginewright.runtime.shared.contracts import CacheGroup
 
 if TYPE_CHECKING:
@@ -219,8 +219,10 @@ def heads_report(record: PassRecord, groups: Sequence[CacheGroup], search: KvSea
 
     before, now, sizes = each("key/value heads before"), each("key/value heads"), each("numbers of a key and a value")
     errors = [f.value for f in record.metrics if f.name.startswith("relative error")]
-    total = sum(cache_block_bytes(group) // group.block_size for group in groups)
-    width = total / sum(len(g.layers) * g.kv_heads * (g.key_head_size + g.value_head_size) for g in groups)
+    total = token_bytes(groups)
+    width = total / sum(
+        len(g.layers) * g.kv_heads * (g.key_head_size + g.value_head_size) for g in token_groups(groups)
+    )
     saved = round(sum((before[path] - heads) * sizes[path] * width for path, heads in now.items()))
     return KvHeadsReport(
         total + saved,

@@ -63,7 +63,7 @@ def packed_inputs(
         for layer in group.layers:
             for plane in group.planes:
                 shape = (table.numel(), group.block_size, *plane.shape)
-                name = cache_input(plane.name, layer, ends=group.first > 0)
+                name = cache_input(plane.name, layer, ends=group.holds_ends)
                 inputs[name] = torch.zeros(()).expand(shape)  # takes no memory
     # The captured form has a table and slots as well, which nothing reads.
     inputs |= {name: torch.zeros((len(sequences), 1)) for name in (BLOCK_TABLE,) if name in program.inputs}

@@ -216,7 +216,7 @@ def _cache_name(program: Program, layer: int, kind: str, *, ends: bool = False) 
         PassError: no such group has the layer.
     """
     for group in program.cache_groups:
-        if layer in group.layers and group.kind == kind and (group.first > 0) == ends:
+        if layer in group.layers and group.kind == kind and group.holds_ends == ends:
             return f"{group.name}/{layer}"
     raise PassError(f"layer {layer} is in no cache group")
 

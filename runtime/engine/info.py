@@ -13,13 +13,13 @@ from ..executors.static_shapes import StaticShapes
 from ..executors.target import Offload
 from ..kv_cache.block_pool import DividedPool
 from ..kv_cache.block_store import own_folder
-from ..kv_cache.kinds.table import cache_block_bytes
+from ..kv_cache.kinds.table import token_bytes
 from ..kv_cache.pool_plan import PoolPlan
 from ..ranks.partition import MOST_RANKS, Partition
 from ..requests.names import checked_name
 from ..scheduler.limits import SchedulerConfig
 from ..scheduler.options import scheduling_of
-from ..shared.contracts import STATE, ExecutorCaps, ModelInfo
+from ..shared.contracts import ExecutorCaps, ModelInfo
 from ..shared.errors import OffloadError, RequestError, shown
 from ..shared.memory import parse_size
 from ..tasks.arguments import check_int, check_path, check_type
@@ -178,9 +178,7 @@ def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, 
         "kv_cache": str(plan),
         "kv_cache_bytes": offloaded.get("memory_bytes", plan.bytes),
         "kv_cache_tokens": plan.tokens,
-        "kv_cache_token_bytes": sum(
-            cache_block_bytes(g) // g.block_size for g in plan.groups if g.kind != STATE and not g.first
-        ),
+        "kv_cache_token_bytes": token_bytes(plan.groups),
         "kv_blocks_free": {name: pool.free_blocks for name, pool in engine.pools.items()},
         **({"kv_blocks_of_ranks": held} if held else {}),
         **({"kv_offload": offloaded} if offloaded else {}),

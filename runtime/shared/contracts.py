@@ -96,6 +96,11 @@ class CacheGroupShape(Record, frozen=True):
     first: Count = 0
 
     @property
+    def holds_ends(self) -> bool:
+        """True for a second cache of its layers, with the ends of each request (``KvFormat.ends``)."""
+        return self.first > 0
+
+    @property
     def planes(self) -> tuple[CachePlane, CachePlane]:
         """The keys and the values of a layer. Values that are a part of keys take no bytes."""
         value_bytes = 0 if self.values_in_keys else head_bytes(self.dtype, 1, self.value_head_size)

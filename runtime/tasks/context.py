@@ -90,7 +90,7 @@ class TaskContext:
     @property
     def layers(self) -> int:
         """The number of the model's layers with a cache."""
-        return sum(len(group.layers) for group in self.scheduler.groups.values() if not group.first)
+        return sum(len(group.layers) for group in self.scheduler.groups.values() if not group.holds_ends)
 
     def encoded(self, prompt: Prompt | Encoded, name: str = "prompt") -> Encoded:
         """Returns the token ids of a prompt. ``name``: its name in errors."""

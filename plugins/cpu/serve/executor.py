@@ -116,7 +116,7 @@ class CpuExecutor(HostBlocks):
         )
         longest = bundle.model.context_length if bundle.model.pooling is not None else 0
         once = part is not None or bool(self._slots or program.ports)
-        once = once or any(g.kind == STATE or g.first for g in self.cache_groups)
+        once = once or any(g.kind == STATE or g.holds_ends for g in self.cache_groups)
         self.caps = ExecutorCaps(
             max_tokens=max(ExecutorCaps.max_tokens, longest),  # a step computes the whole of a text
             shared_blocks=True,

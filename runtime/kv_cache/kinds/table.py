@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...shared.contracts import CacheGroup, ExecutorCaps
 from ...shared.errors import BundleError
 from .base import CacheKind
@@ -38,3 +40,13 @@ def kind_of(group: CacheGroup, caps: ExecutorCaps = _SHARED) -> type[CacheKind]:
 def cache_block_bytes(group: CacheGroup) -> int:
     """Returns the bytes of one block over all layers of a cache group. Raises BundleError as `kind_of` does."""
     return kind_of(group).bytes_of(group)
+
+
+def token_groups(groups: Iterable[CacheGroup]) -> list[CacheGroup]:
+    """Returns the groups that hold the keys and values of all tokens: no states, and no second caches of ends."""
+    return [group for group in groups if not kind_of(group).fixed and not group.holds_ends]
+
+
+def token_bytes(groups: Iterable[CacheGroup]) -> int:
+    """Returns the bytes of a token's keys and values in the groups of `token_groups`."""
+    return sum(cache_block_bytes(group) // group.block_size for group in token_groups(groups))

@@ -45,7 +45,7 @@ class WindowCache(PagedCache):
         requests, has no such blocks: it is there to save memory.
         """
         held = _held_tokens(group, requests, 2 * step_tokens, split_tokens or group.block_size)
-        return held if group.first else 2 * held
+        return held if group.holds_ends else 2 * held
 
     def __init__(self, group: CacheGroup, pool: Pool, holder: BlockHolder, step_tokens: int) -> None:
         super().__init__(group, pool, holder, step_tokens)
