@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from ..executors.base import Executor, Pending
+from ..executors.base import Executor, Interruptible, Pending
 from ..kv_cache.block_pool import BlockPool
 from ..requests.proposers import Proposer
 from ..requests.request import FailedRequestError, Request
@@ -40,8 +40,6 @@ class Engine:
         groups, blocks = executor.cache_groups, executor.blocks
         self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, clock, proposers)
         self._submitted: deque[tuple[Batch, Pending]] = deque()
-        # Ends a step with several runs after the current run; safe from any thread.
-        self.interrupt: Callable[[], None] = getattr(executor, "interrupt", lambda: None)
 
     @property
     def pools(self) -> dict[str, BlockPool]:
@@ -117,6 +115,11 @@ class Engine:
             with suppress(Exception):
                 self._submitted.popleft()[1].result()
         self.scheduler.abort_all()
+
+    def interrupt(self) -> None:
+        """Ends a step with several runs after the current run. It can be called from any thread."""
+        if isinstance(self.executor, Interruptible):
+            self.executor.interrupt()
 
     def has_work(self) -> bool:
         return self.scheduler.has_work()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 
@@ -36,7 +36,8 @@ class Deferred:
 class Executor(Protocol):
     """A loaded program with its KV cache.
 
-    It runs one step after the other; results are taken in the order of submission.
+    It runs one step after the other; results are taken in the order of submission. One with several runs in a step is
+    ``Interruptible``.
 
     A step whose result is never taken does no harm: it writes only to slots of its own requests, and a later request
     that gets these slots writes them before it reads them.
@@ -65,3 +66,11 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Waits for a running step, and frees the cache."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """An executor whose steps may have several runs (``ExecutorCaps.most_runs``)."""
+
+    def interrupt(self) -> None:
+        """Ends a step with several runs after the current run. It can be called from any thread."""

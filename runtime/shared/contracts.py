@@ -514,7 +514,7 @@ class ExecutorCaps:
             Then ``in_flight`` is 2.
         most_runs: the most runs of a step in which each request has one token and draws the next one, without
             log-probabilities, other outputs, masks or states: ``StepInput.runs``. It may run fewer times, for example
-            after a call of ``interrupt``, which executors with several runs have.
+            after a call of ``interrupt`` (``executors.base.Interruptible``).
         row_seconds: tokens of a request -> measured seconds of steps in which it had 1, 2, ... rows; empty if not
             measured.
         masks: True if sampling waits for ``SamplingBatch.masks``; other executors get lists of tokens.
