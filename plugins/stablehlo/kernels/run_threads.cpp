@@ -3,18 +3,21 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <thread>
+
+#include "../../native/spin.h"
 
 namespace ew::xla {
 namespace {
 
 constexpr int64_t kMostThreads = 1024;
+constexpr auto kSpin = std::chrono::microseconds(50);  // as ThreadPool
 
 // Of a call: whoever comes takes one task after the other. A thread may come when all is done and the call is
 // over, so each of them holds the region.
 struct Region {
   std::atomic<int64_t> next{0}, done{0};
   std::atomic<int> workers{1};  // the caller is number 0
+  std::atomic<int> over{0};     // 1 when all tasks are done; the caller sleeps on it
   int64_t tasks;
   void (*fn)(void*, int64_t, int);
   void* data;
@@ -24,7 +27,10 @@ struct Region {
     for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks; ++count) {
       fn(data, task, worker);
     }
-    if (count) done.fetch_add(count, std::memory_order_release);
+    if (count && done.fetch_add(count, std::memory_order_acq_rel) + count == tasks) {
+      over.store(1, std::memory_order_release);
+      over.notify_one();
+    }
   }
 };
 
@@ -48,6 +54,7 @@ RunThreads::RunThreads(const CallFrame& frame) : frame_(frame) {
 
 // The caller waits for tasks that others have begun, never for a thread that hasn't come.
 void RunThreads::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data) {
+  if (tasks <= 0) return;
   auto region = std::make_shared<Region>();
   region->tasks = tasks, region->fn = fn, region->data = data;
   const int64_t others = std::min<int64_t>(size_, tasks) - 1;
@@ -62,9 +69,8 @@ void RunThreads::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data)
     held.release();
   }
   region->work(0);
-  for (int spins = 0; region->done.load(std::memory_order_acquire) < tasks; ++spins) {
-    if (spins > 2000) std::this_thread::yield();
-  }
+  const auto over = [&] { return region->over.load(std::memory_order_acquire) != 0; };
+  if (!spin_until(over, kSpin)) region->over.wait(0, std::memory_order_acquire);
 }
 
 }  // namespace ew::xla
