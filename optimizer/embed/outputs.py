@@ -53,12 +53,9 @@ def _parts(texts: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
 
 def _parquet() -> tuple[Any, Any]:
     """Returns the modules pyarrow and pyarrow.parquet. Raises MissingDependencyError."""
-    try:
+    with MissingDependencyError.of(("pyarrow",), "Parquet", "parquet", "write a .npy or .jsonl file"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as e:
-        hint = "Install it with: pip install 'enginewright[parquet]'; or write a .npy or .jsonl file."
-        raise MissingDependencyError("Parquet needs pyarrow, which is not installed", hint=hint) from e
     return pyarrow, parquet
 
 

@@ -168,12 +168,9 @@ def progress_bar(prompts: int) -> Iterator[Advance]:
 
     ``prompts``: the number of prompts.
     """
-    try:
+    with MissingDependencyError.of(("rich",), "progress: a bar", "cli", "leave progress out"):
         from rich.console import Console  # 50 ms that nobody else waits for
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ModuleNotFoundError as e:
-        hint = "Install it with: pip install 'enginewright[cli]'; or leave progress out."
-        raise MissingDependencyError("progress: a bar needs rich, which is not installed", hint=hint) from e
 
     columns = (
         TextColumn("prompts"),

@@ -497,7 +497,7 @@ class Grammars:
                 much memory.
             MissingDependencyError: llguidance isn't installed.
         """
-        with MissingDependencyError.of("llguidance", "structured_outputs", "structured"):
+        with MissingDependencyError.of(("llguidance",), "structured_outputs", "structured"):
             source = params.source()
         key = params.kind, source
         compiled = self._kept.get(key)

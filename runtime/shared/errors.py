@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -216,40 +216,28 @@ class MissingDependencyError(EnginewrightError, ImportError):
 
     @classmethod
     @contextmanager
-    def of_export(cls, what: str, instead: str = "") -> Iterator[None]:
-        """Converts a failed import of a package of ``enginewright[export]`` in its block to this error.
+    def of(cls, packages: Collection[str], what: str, extra: str, instead: str = "") -> Iterator[None]:
+        """Converts a failed import in its block to this error.
 
         Args:
-            what: what needs the package, such as "source: comparing with a source model".
+            packages: the packages that may be missing.
+            what: what needs them, such as "source: comparing with a source model".
+            extra: the extra of Enginewright that contains them.
             instead: an alternative, for the hint.
         """
         try:
             yield
         except ModuleNotFoundError as e:
-            if e.name is None or e.name.partition(".")[0] not in _EXPORT_PACKAGES:
+            package = (e.name or "").partition(".")[0]
+            if package not in packages:
                 raise
-            raise cls(
-                f"{what} needs {e.name}, which is not installed",
-                hint="Install it with: pip install 'enginewright[export]'" + (f"; or {instead}." if instead else ""),
-            ) from e
+            hint = f"Install it with: pip install 'enginewright[{extra}]'" + (f"; or {instead}." if instead else "")
+            raise cls(f"{what} needs {package}, which is not installed", hint=hint) from e
 
     @classmethod
-    @contextmanager
-    def of(cls, package: str, what: str, extra: str) -> Iterator[None]:
-        """Converts a failed import in its block to this error.
-
-        Args:
-            package: the package that can't be imported.
-            what: what needs the package.
-            extra: the extra of Enginewright that contains the package.
-        """
-        try:
-            yield
-        except ModuleNotFoundError as e:
-            if e.name is None or e.name.partition(".")[0] != package:
-                raise
-            hint = f"Install it with: pip install 'enginewright[{extra}]'"
-            raise cls(f"{what} needs {package}, which is not installed", hint=hint) from e
+    def of_export(cls, what: str, instead: str = "") -> AbstractContextManager[None]:
+        """Converts a failed import of a package of ``enginewright[export]`` as `of` does."""
+        return cls.of(_EXPORT_PACKAGES, what, "export", instead)
 
 
 class VerificationError(EnginewrightError):

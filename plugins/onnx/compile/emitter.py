@@ -35,15 +35,8 @@ class OnnxEmitter:
         """
         if options.section(OnnxSection).kernels:
             operators_library()
-        try:
+        with MissingDependencyError.of(("onnx",), "target onnx: writing it", "onnx"):
             from ...graphs.emit_model import emit_model  # only this target needs the package
-        except ModuleNotFoundError as e:
-            if e.name is None or e.name.partition(".")[0] != "onnx":
-                raise
-            raise MissingDependencyError(
-                "target onnx: writing it needs onnx, which is not installed",
-                hint="Install it with: pip install 'enginewright[onnx]'",
-            ) from e
         contrib = options.context_length if options.section(OnnxSection).contrib else None
         kernels = options.context_length if options.section(OnnxSection).kernels else None
         narrow = options.section(OnnxSection).floats

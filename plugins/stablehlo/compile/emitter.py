@@ -34,14 +34,7 @@ class StableHloEmitter:
         table = options.section(StableHloOptions)
         block = BLOCK if table.kernels else 1
         modules = modules_of(options.engines, options.context_length, options.buckets, block)
-        try:
+        with MissingDependencyError.of(("onnx",), f"target {self.name}: writing it", "stablehlo"):
             from .emit_modules import emit_modules  # only few targets need the package
-        except ModuleNotFoundError as e:
-            if e.name is None or e.name.partition(".")[0] != "onnx":
-                raise
-            raise MissingDependencyError(
-                f"target {self.name}: writing it needs onnx, which is not installed",
-                hint="Install it with: pip install 'enginewright[stablehlo]'",
-            ) from e
         section = emit_modules(program, modules, options.context_length, writer, progress, table)
         return TargetManifest(sections={"stablehlo": section})
