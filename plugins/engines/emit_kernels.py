@@ -25,7 +25,7 @@ from ..gpu.compile_workers import KernelCompiler
 from ..gpu.plugin_kernels import plugin_kernels
 from ..gpu.sampling import each_sampling_call
 from ..gpu.specs import AttentionShape
-from ..gpu.tiles import GPUS, SCALED_FORMATS, FloatType, gpu_of
+from ..gpu.tiles import GPUS, SCALED_FORMATS, FloatType, gpu_of, number_of
 
 ew = torch.ops.ew
 
@@ -175,7 +175,7 @@ def emit_sampling_kernels(
     """
     vocab = int(program.value(program.logits).shape[-1])
     logits = DeviceArray(0, np.dtype(np.float32), (4, vocab))  # how many rows there are is nothing to a kernel
-    known = sorted((number for name in capabilities if (number := int(name.replace(".", ""))) in GPUS), reverse=True)
+    known = sorted((number for name in capabilities if (number := number_of(name)) in GPUS), reverse=True)
     numbers = sorted({number // 10: number for number in known}.values())  # the least of each: it runs on the others
     specs = dict.fromkeys(call.spec(number) for number in numbers for call in each_sampling_call(logits))
     with KernelCompiler(available_threads()) as compiler:

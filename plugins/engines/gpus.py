@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from enginewright.runtime.shared.errors import TargetError
 
-from ..gpu.tiles import GPUS
+from ..gpu.tiles import GPUS, capability_of
 from .plan import CAPABILITY_BITS
 
-KERNELS_FOR = tuple(f"{capability // 10}.{capability % 10}" for capability in GPUS)
+KERNELS_FOR = tuple(map(capability_of, GPUS))
 """The compute capabilities with kernels, ascending."""
 
 

@@ -445,3 +445,8 @@ def number_of(capability: str) -> int:
     """Converts a capability's text to a number: "9.0" to 90."""
     major, _, minor = capability.partition(".")
     return 10 * int(major) + int(minor)
+
+
+def capability_of(number: int) -> str:
+    """Converts a capability's number to its text: 90 to "9.0"."""
+    return f"{number // 10}.{number % 10}"

@@ -32,7 +32,7 @@ from ...gpu.compile_ahead import check_triton, files_of
 from ...gpu.compile_workers import KernelCompiler
 from ...gpu.formats import check_formats
 from ...gpu.specs import KernelSpec
-from ...gpu.tiles import FloatType, gpu_of, number_of
+from ...gpu.tiles import FloatType, capability_of, gpu_of, number_of
 from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
 
@@ -110,7 +110,7 @@ class CudaEmitter:
                 for name, content in files_of(kernel).items():
                     writer.write_bytes(f"{folder}/{name}", content)
                 if by := assembler_of(kernel.cubin):
-                    made_by[f"{spec.capability // 10}.{spec.capability % 10}"] = by
+                    made_by[capability_of(spec.capability)] = by
                 progress(ProgressEvent("kernels", done, len(specs), f"{spec.kernel} for sm_{spec.capability}"))
         return made_by
 

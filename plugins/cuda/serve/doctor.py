@@ -14,7 +14,7 @@ from ...doctor.engine import Engine
 from ...doctor.machine import Machine
 from ...gpu.compile_ahead import interprets
 from ...gpu.cuda_driver import InstalledGpu
-from ...gpu.tiles import GPUS, code_for, machine_code_runs, number_of
+from ...gpu.tiles import GPUS, capability_of, code_for, machine_code_runs, number_of
 from ..section import CudaSection
 
 
@@ -23,7 +23,7 @@ def _exported_for(capability: str) -> str:
     it.
     """
     number = code_for(number_of(capability), GPUS, GPUS)
-    return capability if number is None else f"{number // 10}.{number % 10}"
+    return capability if number is None else capability_of(number)
 
 
 ENGINE = Engine("PyTorch and Triton", ("torch", "triton"), _exported_for)

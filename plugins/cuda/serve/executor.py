@@ -34,7 +34,7 @@ from ...gpu.health import GpuHealth, WatchedStep
 from ...gpu.jit_launcher import JitLauncher
 from ...gpu.sampling import check_options, lacks_of, missing_kernels
 from ...gpu.specs import SamplingKernel
-from ...gpu.tiles import GPUS, gpu_of
+from ...gpu.tiles import GPUS, gpu_of, number_of
 from ...steps.packed_steps import StepLimits
 from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
@@ -347,7 +347,7 @@ class _OnGpu:
 
     def __init__(self, found: InstalledGpu, capability: str) -> None:
         self.name = f"{found.name} ({found.capability})"
-        self.gpu = gpu_of(int(capability.replace(".", "")))
+        self.gpu = gpu_of(number_of(capability))
         self.device = torch.device("cuda", found.index)
         torch.cuda.init()
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count

@@ -24,6 +24,7 @@ from ...emit.finished_bundle import add_file, hash_files, replace_manifest
 from ...engines.checks import FLAVOURS, build_problem, holds_copies
 from ...engines.section import EngineSection, TensorRtSection
 from ...gpu.cuda_driver import InstalledGpu
+from ...gpu.tiles import number_of
 from ...steps.paged_section import PagedSection
 
 MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
@@ -151,7 +152,7 @@ def _make(
     built: list[tuple[EngineSection, int]] = []
     progress(ProgressEvent("build", 0, total))
     try:
-        for one in make(bundle, target, paged, int(gpu.capability.replace(".", ""))):
+        for one in make(bundle, target, paged, number_of(gpu.capability)):
             built.append((_write_engine(folder, one.phase, one.plan), one.scratch_bytes))
             progress(ProgressEvent("build", len(built), total, built[-1][0].file))
     except BaseException:

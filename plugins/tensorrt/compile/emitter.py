@@ -17,7 +17,7 @@ from ...engines.emitter import EnginesEmitter
 from ...engines.gpus import KERNELS_FOR, check_kernels
 from ...engines.section import TensorRtSection
 from ...gpu.formats import check_formats
-from ...gpu.tiles import SPLIT_KEYS
+from ...gpu.tiles import SPLIT_KEYS, number_of
 from ...steps.paged_section import (
     KERNELS_FOLDER,
     NETWORK_FILE,
@@ -61,7 +61,7 @@ class TensorRtEmitter(EnginesEmitter):
         progress(ProgressEvent("emit", 0, total))
         network = describe_network(program, ExternalWeights(writer, progress, total, suffix=self.name), floats)
         writer.write_text(f"{folder}/{NETWORK_FILE}", network.to_json())
-        numbers = [int(name.replace(".", "")) for name in capabilities]
+        numbers = [number_of(name) for name in capabilities]
         kernels = f"{folder}/{KERNELS_FOLDER}"
         large = options.engines.large_tiles
         emit_attention_kernels(program, numbers, floats, kernels, writer, progress, for_plugins=True, large_tiles=large)

@@ -31,6 +31,7 @@ from ...engines.segments import (
     SegmentSchedule,
     segments_path,
 )
+from ...gpu.tiles import capability_of, number_of
 from ...graphs.float_types import FloatType
 from ...graphs.weights import ExternalWeights
 from ...steps.paged_section import KERNELS_FOLDER
@@ -67,7 +68,7 @@ def emit_segments(
         SourceError, BundleError, CapacityError: a weight can't be read, or a file can't be written.
     """
     floats = options.engines.dtype or "f16"
-    capabilities, folder = [int(name.replace(".", "")) for name in gpus], f"{target_folder(TARGET)}/{KERNELS_FOLDER}"
+    capabilities, folder = [number_of(name) for name in gpus], f"{target_folder(TARGET)}/{KERNELS_FOLDER}"
     kernels = emit_attention_kernels(program, capabilities, floats, folder, writer, progress, for_plugins=False)
     emit_sampling_kernels(program, gpus, folder, writer, progress)
     progress(ProgressEvent("emit", 0, len(program.weights)))
@@ -161,7 +162,7 @@ def _engine_file(graph: SegmentGraph) -> str:
 def _kernels(some: LayerKernels) -> AttentionKernels:
     return AttentionKernels(
         layers=some.layers,
-        compute_capability=f"{some.capability // 10}.{some.capability % 10}",
+        compute_capability=capability_of(some.capability),
         write=some.write,
         prefill=some.prefill,
         decode=some.decode,
