@@ -20,7 +20,6 @@ from msgspec import Meta
 from enginewright.runtime.bundle.manifest import (
     BundlePath,
     FileSection,
-    parse_versioned,
     target_folder,
     target_manifest_path,
 )
@@ -28,7 +27,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import INDEX_PATH, WeightsIndex
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import BundleError
-from enginewright.runtime.shared.records import Count, Record, read
+from enginewright.runtime.shared.records import Count, Record, parse_versioned, read
 
 from .plan import HEADER_BYTES, PlanHeader, check_plan
 from .section import Capability, Range, TensorRtSection, check_ranges

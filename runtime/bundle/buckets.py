@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from ..shared.errors import BundleError
-from ..shared.records import Record, read
-from .manifest import parse_versioned, target_folder
+from ..shared.records import Record, parse_versioned, read
+from .manifest import target_folder
 
 FORMAT_VERSION = 1
 PLAN_FILE = "buckets/plan.json"

@@ -16,9 +16,9 @@ from msgspec import Meta, field
 
 from ..shared.contracts import Default, ModelInfo, PoolingInfo
 from ..shared.errors import BundleError
-from ..shared.json_document import parse_json, parse_shown
+from ..shared.json_document import parse_json
 from ..shared.lowered_program import LoweredProgram
-from ..shared.records import Count, R, Record, Sha256, read
+from ..shared.records import Count, R, Record, Sha256, parse_versioned, read
 from . import MANIFEST_PATH
 
 FORMAT_VERSION = 2
@@ -269,26 +269,6 @@ def target_manifest_path(name: str) -> str:
     return f"{target_folder(name)}/{MANIFEST_PATH}"
 
 
-def parse_versioned(text: str | bytes, newest: int, source: str) -> dict[str, Any]:
-    """Returns the JSON object of a bundle's file ``source``.
-
-    Raises BundleError, with a hint, if it isn't JSON, or if its ``format_version`` isn't from 1 to ``newest``.
-    """
-    try:
-        data: dict[str, Any] = parse_shown(text)
-    except ValueError as e:
-        raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
-    version = data.get("format_version") if isinstance(data, dict) else None
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
-    if version > newest:
-        raise BundleError(
-            f"{source}: format_version is {version}, and this Enginewright reads up to {newest}",
-            hint="Install a newer enginewright, or export the model again with this one.",
-        )
-    return data
-
-
 def bundle_hash(manifests: Mapping[str, bytes]) -> str:
     """Returns a bundle's identity: "sha256:" and one hash over the paths and hashes of its manifests.
 
@@ -327,9 +307,7 @@ def _dumped(fields: dict[str, Any]) -> str:
 
 def _manifest_data(text: str | bytes, source: str) -> dict[str, Any]:
     """Parses a manifest and returns its fields without ``sha256``. Raises BundleError."""
-    data = parse_versioned(text, FORMAT_VERSION, source)
-    if data["format_version"] < FORMAT_VERSION:
-        raise BundleError(f"{source}: format_version 1 is unsupported", hint="Export the bundle again.")
+    data = parse_versioned(text, FORMAT_VERSION, source, oldest=FORMAT_VERSION)
     if data.pop(_OWN_HASH, None) is None:  # what it is: see check_own_hash
         raise BundleError(f"{source}: {_OWN_HASH} is missing", hint="Copy the bundle again, or export it again.")
     return data

@@ -42,9 +42,9 @@ from msgspec import Meta, field
 from ..shared.dtypes import DTYPES, NUMPY_DTYPES, Dtype
 from ..shared.errors import BundleError
 from ..shared.panel_layouts import BIAS, BLOCKS, DEPTHS, PANEL, Layout
-from ..shared.records import Count, Record, read
+from ..shared.records import Count, Record, parse_versioned, read
 from ..shared.weight_formats import FORMAT_OF, FORMATS, Storage
-from .manifest import BundlePath, parse_versioned
+from .manifest import BundlePath
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 
 FORMAT_VERSION = 8

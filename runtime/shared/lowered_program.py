@@ -21,9 +21,8 @@ from msgspec import Meta, field
 from .contracts import CacheGroup
 from .dtypes import Dtype, stored_bytes
 from .errors import BundleError
-from .json_document import parse_shown
 from .panel_layouts import Layout
-from .records import Count, Record, read
+from .records import Count, Record, parse_versioned, read
 
 FORMAT_VERSION = 7
 """The version of programs: 7 names the ports and the taps of a program."""
@@ -228,20 +227,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
         """Parses a program. Raises BundleError naming ``source`` and the field if it is invalid or of another
         version.
         """
-        try:
-            data = parse_shown(text)
-        except ValueError as e:
-            raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
-        version = data.get("format_version") if isinstance(data, dict) else None
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
-        if version < OLDEST_FORMAT_VERSION:
-            raise BundleError(f"{source}: program format {version} is unsupported", hint="Export the bundle again.")
-        if version > FORMAT_VERSION:
-            raise BundleError(
-                f"{source}: program format {version} is newer than this Enginewright reads ({FORMAT_VERSION})",
-                hint="Install a newer enginewright.",
-            )
+        data = parse_versioned(text, FORMAT_VERSION, source, oldest=OLDEST_FORMAT_VERSION)
         from .op_schema import problem_of_step  # importing ``LLM`` doesn't need the declarations of ops
 
         program = read(cls, data, source)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from .errors import BundleError
+from .json_document import parse_shown
 
 Positive = Annotated[int, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
@@ -95,6 +96,28 @@ def read(kind: type[R], data: object, source: str, at: str = "") -> R:
         where, what = _located(kind, data, e)
         where = ".".join(filter(None, (at, where)))
         raise BundleError(": ".join(filter(None, (source, where, what))), hint="Export the bundle again.") from e
+
+
+def parse_versioned(text: str | bytes, newest: int, source: str, *, oldest: int = 1) -> dict[str, Any]:
+    """Returns the JSON object of a bundle's file ``source``.
+
+    Raises BundleError, with a hint, if it isn't JSON, or if its ``format_version`` isn't from ``oldest`` to ``newest``.
+    """
+    try:
+        data: dict[str, Any] = parse_shown(text)
+    except ValueError as e:
+        raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
+    if version < oldest:
+        raise BundleError(f"{source}: format_version {version} is unsupported", hint="Export the bundle again.")
+    if version > newest:
+        raise BundleError(
+            f"{source}: format_version is {version}, and this Enginewright reads up to {newest}",
+            hint="Install a newer enginewright, or export the model again with this one.",
+        )
+    return data
 
 
 def _located(kind: type[Record], data: object, error: msgspec.ValidationError) -> tuple[str, str]:

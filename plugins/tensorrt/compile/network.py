@@ -22,7 +22,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from enginewright.runtime.shared.errors import BundleError
-from enginewright.runtime.shared.json_document import parse_shown
+from enginewright.runtime.shared.records import parse_versioned
 
 FORMAT_VERSION = 1
 OPSET = 24
@@ -103,18 +103,7 @@ class Network(_Model):
         computes.
         """
         again = "Export the bundle again."
-        try:
-            data = parse_shown(text)
-        except ValueError as e:
-            raise BundleError(f"{source}: not JSON: {e}", hint=again) from e
-        version = data.get("format_version") if isinstance(data, dict) else None
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise BundleError(f"{source}: format_version is missing or wrong", hint=again)
-        if version > FORMAT_VERSION:
-            raise BundleError(
-                f"{source}: network format {version} is newer than this Enginewright reads ({FORMAT_VERSION})",
-                hint="Install a newer enginewright.",
-            )
+        data = parse_versioned(text, FORMAT_VERSION, source)
         try:
             network = cls.model_validate(data)
         except ValidationError as e:
