@@ -16,14 +16,13 @@ import torch
 from enginewright.runtime.shared.errors import CapacityError, PassError
 
 from .provenance import Part
-from .weights import Shape, WeightExpr
+from .weights import Rearranged, Shape, WeightExpr
 
 
 @dataclass(frozen=True)
-class Chosen(WeightExpr):
+class Chosen(Rearranged):
     """The elements of ``base`` at ``indices`` of the dimension ``dim``, in this order. No index occurs twice."""
 
-    base: WeightExpr
     dim: int
     indices: tuple[int, ...]
 
@@ -37,10 +36,6 @@ class Chosen(WeightExpr):
     @property
     def shape(self) -> Shape:
         return (*self.base.shape[: self.dim], len(self.indices), *self.base.shape[self.dim + 1 :])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.base.dtype
 
     def evaluate(self) -> torch.Tensor:
         return self.base.evaluate().index_select(self.dim, torch.tensor(self.indices))

@@ -10,7 +10,7 @@ from enginewright.runtime.shared.errors import PassError
 
 from .provenance import Part
 from .scaled import Scaled
-from .weights import Cast, Concat, Shape, Slice, WeightExpr
+from .weights import Cast, Concat, Rearranged, Shape, Slice, WeightExpr
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ class Stack(WeightExpr):
 
 
 @dataclass(frozen=True)
-class SwapAxes(WeightExpr):
+class SwapAxes(Rearranged):
     """The base with the axes ``first`` and ``second`` exchanged; for a matrix, use ``Transpose``."""
 
-    base: WeightExpr
     first: int
     second: int
 
@@ -74,10 +73,6 @@ class SwapAxes(WeightExpr):
     def shape(self) -> Shape:
         return tuple(self.base.shape[self.axis_of_base(i)] for i in range(len(self.base.shape)))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.base.dtype
-
     def evaluate(self) -> torch.Tensor:
         return self.base.evaluate().transpose(self.first, self.second)
 
@@ -89,10 +84,9 @@ class SwapAxes(WeightExpr):
 
 
 @dataclass(frozen=True)
-class Unflatten(WeightExpr):
+class Unflatten(Rearranged):
     """The base [N * D, K] as [N, D, K]: the rows of ``count`` = N heads on an axis of their own."""
 
-    base: WeightExpr
     count: int
 
     def __post_init__(self) -> None:
@@ -103,10 +97,6 @@ class Unflatten(WeightExpr):
     def shape(self) -> Shape:
         rows, columns = self.base.shape
         return (self.count, rows // self.count, columns)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.base.dtype
 
     def evaluate(self) -> torch.Tensor:
         return self.base.evaluate().reshape(self.shape)

@@ -69,6 +69,17 @@ class InPlaceOf(WeightExpr):
 
 
 @dataclass(frozen=True)
+class Rearranged(WeightExpr):
+    """An expression with numbers of ``base`` in other places, and its type."""
+
+    base: WeightExpr
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+
+@dataclass(frozen=True)
 class Source(WeightExpr):
     """A tensor of the checkpoint. ``read`` returns it each time that it is needed.
 
@@ -164,10 +175,9 @@ class Cast(InPlaceOf):
 
 
 @dataclass(frozen=True)
-class Slice(WeightExpr):
+class Slice(Rearranged):
     """The indices ``start:stop`` of the base along ``dim``."""
 
-    base: WeightExpr
     dim: int
     start: int
     stop: int
@@ -179,10 +189,6 @@ class Slice(WeightExpr):
     @property
     def shape(self) -> Shape:
         return (*self.base.shape[: self.dim], self.stop - self.start, *self.base.shape[self.dim + 1 :])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.base.dtype
 
     def evaluate(self) -> torch.Tensor:
         return self.base.evaluate().narrow(self.dim, self.start, self.stop - self.start)
@@ -244,10 +250,8 @@ class Concat(WeightExpr):
 
 
 @dataclass(frozen=True)
-class Transpose(WeightExpr):
+class Transpose(Rearranged):
     """The base with its two axes exchanged."""
-
-    base: WeightExpr
 
     def __post_init__(self) -> None:
         if len(self.base.shape) != 2:
@@ -256,10 +260,6 @@ class Transpose(WeightExpr):
     @property
     def shape(self) -> Shape:
         return self.base.shape[::-1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.base.dtype
 
     def evaluate(self) -> torch.Tensor:
         return self.base.evaluate().t()
