@@ -20,7 +20,7 @@ from ..shared.lowered_program import Affine, Buffer, LoweredProgram, Operand
 from .cut import LayerCut
 from .kinds.base import LayerKind, Place, StepKind
 from .kinds.table import layer_kinds, step_kinds
-from .kinds.views import with_operands, with_own_buffers
+from .kinds.views import union, with_operands, with_own_buffers
 from .partition import Partition
 from .rank_maker import programs_of
 
@@ -159,12 +159,7 @@ def _columns_in_use(views: Sequence[Operand]) -> _Places | None:
         if view.offset.constant < 0 or past > like.strides[0].constant:
             return None
         ranges.append((view.offset.constant, past))
-    merged: list[tuple[int, int]] = []
-    for lo, hi in sorted(ranges):
-        if merged and lo <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(hi, merged[-1][1])
-        else:
-            merged.append((lo, hi))
+    merged = union(ranges)
     widths = [hi - lo for lo, hi in merged]
     if sum(widths) >= like.strides[0].constant or any(stored_bytes(like.dtype, n) % ALIGNMENT for n in widths):
         return None
