@@ -260,13 +260,7 @@ def _measured(data: bytes, most: int) -> tuple[int, int, int]:
     run; counting stops after ``most`` values. For a text that isn't JSON the numbers mean nothing.
     """
     values, fields, levels, level = 1, 1, 0, 0
-    inside = escaped = False
-    for begin in range(0, len(data), _PIECE):
-        piece = np.frombuffer(data, np.uint8, min(_PIECE, len(data) - begin), begin)
-        quotes, escaped = _quotes(piece, escaped)
-        texts = np.logical_xor.accumulate(quotes) ^ inside
-        inside = bool(texts[-1])
-        marks = np.where(texts, 0, piece)
+    for marks in _outside_texts(data):
         folded = marks | 0x20  # "[" and "{" differ in this bit alone, as "]" and "}" do
         opening, closing = folded == ord("{"), folded == ord("}")
         depth = np.cumsum(opening.astype(np.int8) - closing, dtype=np.int32) + level
@@ -277,6 +271,17 @@ def _measured(data: bytes, most: int) -> tuple[int, int, int]:
         if values > most:
             break
     return values, fields, levels
+
+
+def _outside_texts(data: bytes) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields the bytes of JSON in pieces, with 0 in place of those in strings."""
+    inside = escaped = False
+    for begin in range(0, len(data), _PIECE):
+        piece = np.frombuffer(data, np.uint8, min(_PIECE, len(data) - begin), begin)
+        quotes, escaped = _quotes(piece, escaped)
+        texts = np.logical_xor.accumulate(quotes) ^ inside
+        inside = bool(texts[-1])
+        yield np.where(texts, 0, piece)
 
 
 def _quotes(piece: np.ndarray[Any, np.dtype[np.uint8]], escaped: bool) -> tuple[np.ndarray[Any, Any], bool]:
@@ -302,14 +307,9 @@ def _has_long_number(data: bytes) -> bool:
     ten = data.translate(_DIGITS)
     if b"0" * (MOST_DIGITS + 1) not in ten:
         return False
-    inside = escaped = False
     rest = b""
-    for begin in range(0, len(data), _PIECE):
-        piece = np.frombuffer(data, np.uint8, min(_PIECE, len(data) - begin), begin)
-        quotes, escaped = _quotes(piece, escaped)
-        texts = np.logical_xor.accumulate(quotes) ^ inside
-        inside = bool(texts[-1])
-        outside = rest + np.where(texts, 0, piece).astype(np.uint8).tobytes().translate(_DIGITS)
+    for marks in _outside_texts(data):
+        outside = rest + marks.astype(np.uint8).tobytes().translate(_DIGITS)
         if b"0" * (MOST_DIGITS + 1) in outside:
             return True
         rest = outside[-MOST_DIGITS:]
