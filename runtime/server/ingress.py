@@ -20,7 +20,7 @@ from .http.engine_options import options_for, replica_options
 from .http.front import Front
 from .http.gate import Gate
 from .http.options import ServerOptions
-from .replicas.cluster import QUIET
+from .replicas.cluster import LOGGING
 from .replicas.replicas import Replicated, cpus_of, deployment_of
 
 
@@ -47,7 +47,7 @@ def application(args: dict[str, Any]) -> Any:
         max_ongoing_requests=10_000,
         ray_actor_options={"num_cpus": 1},
         graceful_shutdown_timeout_s=options.drain_seconds,
-        logging_config=QUIET,
+        logging_config=LOGGING,
     )
     return door.bind(args, replicas)
 

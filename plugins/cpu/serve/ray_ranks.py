@@ -7,10 +7,8 @@ are on separate machines if there are enough. Ranks exchange messages without Ra
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
-import socket
 import threading
 import warnings
 from typing import Any
@@ -20,9 +18,9 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from enginewright.runtime.shared.errors import CapacityError, RequestError
+from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.ray_cluster import join_cluster, last_line
 
-_REACH_SECONDS = 5.0
 _ROOM_SECONDS = 60.0
 """The seconds that a cluster may take to reserve the ranks' CPUs, as some may only just have been freed."""
 
@@ -58,7 +56,10 @@ class RayPlaces:
     """
 
     def __init__(self, address: str, ranks: int, threads: int = 0) -> None:
-        self._joined = join_cluster(address)
+        self._joined = not ray.is_initialized()
+        if self._joined:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            join_cluster(address)
         self._closing, self._closed = threading.Lock(), False
         self._actors: list[Any] = []
         self._runs: list[Any] = []
@@ -101,7 +102,7 @@ class RayPlaces:
             addresses = ray.get([actor.machine.remote() for actor in self._actors], timeout=_ROOM_SECONDS)
         except (RayError, GetTimeoutError) as e:
             raise CapacityError(
-                f"ray: the process of a rank can't be started: {_last_line(e)}",
+                f"ray: the process of a rank can't be started: {last_line(e)}",
                 hint="Install the same version of Enginewright and Python on all machines of the cluster.",
             ) from e
         self.machines: tuple[str, ...] = (address, *addresses)
@@ -138,32 +139,3 @@ class RayPlaces:
                 remove_placement_group(self._group)
         if self._joined:
             ray.shutdown()
-
-
-def join_cluster(address: str) -> bool:
-    """Connects to a cluster that this machine belongs to. Returns False if this process was already connected.
-
-    Raises RequestError if the cluster can't be reached.
-    """
-    if ray.is_initialized():
-        return False
-    hint = "Start one with `ray start --head`, join it with `ray start --address=HOST:PORT`, and pass that HOST:PORT."
-    if address != "auto":
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or "/" in host:
-            raise RequestError(f"ray: {address} isn't an address of a cluster", hint=hint)
-        try:  # Ray itself would wait for minutes
-            socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
-        except (OSError, OverflowError) as e:
-            raise RequestError(f"ray: {address} can't be reached: {e}", hint=hint) from e
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as e:
-        raise RequestError(f"ray: {address}: {_last_line(e)}", hint=hint) from e
-    return True
-
-
-def _last_line(e: BaseException) -> str:
-    lines = str(e).strip().splitlines()
-    return lines[-1] if lines else type(e).__name__

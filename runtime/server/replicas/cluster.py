@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from ...shared.errors import RequestError
+from ...shared.ray_cluster import QUIET, join_cluster, last_line
 from ...shared.threads import available_threads
 
 _LOG = logging.getLogger("enginewright.server")
-QUIET = {"log_level": "WARNING", "enable_access_log": False}
-_REACH_SECONDS = 5.0
+LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 _STARTS = 4
 
 
@@ -42,27 +41,17 @@ class Cluster:
 
     def __init__(self, address: str) -> None:
         self.local = address == "local"
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         if self.local:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             _hold_token()
             cpus = available_threads()
-            _start(num_cpus=cpus, include_dashboard=False, object_store_memory=100 << 20, **quiet)
+            _start(num_cpus=cpus, include_dashboard=False, object_store_memory=100 << 20, **QUIET)
         else:
-            if address != "auto":
-                _reach(address)
-            try:
-                ray.init(address, **quiet)
-            except (ConnectionError, ValueError, RuntimeError) as e:
-                hint = (
-                    "Start one with `ray start --head`, and pass its HOST:PORT. If it asks for a token, set "
-                    "RAY_AUTH_MODE=token where both are started."
-                )
-                raise RequestError(f"ray: {address}: {str(e).splitlines()[0]}", hint=hint) from e
+            join_cluster(address, "Or pass --ray local, which starts one here.")
         self.host = "127.0.0.1" if self.local else str(ray.util.get_node_ip_address())
         self.cpus = int(ray.cluster_resources().get("CPU", 0))
-        serve.start(proxy_location="Disabled", logging_config=QUIET)
+        serve.start(proxy_location="Disabled", logging_config=LOGGING)
 
     def close(self) -> None:
         """Leaves the cluster, or ends it if it was started here."""
@@ -107,22 +96,3 @@ def _start(**arguments: Any) -> None:
 def _children() -> set[int]:
     """Returns the ids of this process's children that haven't been waited for."""
     return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
-
-
-def _reach(address: str) -> None:
-    """Raises RequestError if nothing listens at an address (HOST:PORT). Ray itself would wait for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in host:
-        hint = "Pass HOST:PORT as `ray start --head` prints it, auto, or local."
-        raise RequestError(f"ray: {address} isn't an address of a cluster", hint=hint)
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
-    except (OSError, OverflowError) as e:
-        hint = "Start a cluster with `ray start --head`, and pass the address that it prints; or pass --ray local."
-        raise RequestError(f"ray: {address} can't be reached: {e}", hint=hint) from e
-
-
-def last_line(error: BaseException) -> str:
-    """Returns the last line of an error's message that isn't empty, cut at 300 characters; else the error's type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

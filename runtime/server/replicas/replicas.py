@@ -32,6 +32,7 @@ from ...engine.info import partition_of
 from ...engine.pulse import Pulse
 from ...shared.contracts import ModelInfo
 from ...shared.errors import BundleError, EnginewrightError, RequestError
+from ...shared.ray_cluster import last_line
 from ...tasks.pooled import TextTask
 from ..engines.engine_client import EngineLostError, Limits, Link, Model, ReplacedError, Running, UnavailableError
 from ..engines.records import (
@@ -49,7 +50,7 @@ from ..engines.records import (
 )
 from ..http.engine_options import options_for, replica_options
 from ..http.options import ServerOptions
-from .cluster import QUIET, Cluster, last_line
+from .cluster import LOGGING, Cluster
 from .replica import ELSEWHERE, Replica
 from .routing import ROUTES, Routes, Ticket, block_names
 
@@ -122,7 +123,7 @@ def deployment_of(
         health_check_timeout_s=60.0,
         graceful_shutdown_timeout_s=_FINISH_SECONDS,
         graceful_shutdown_wait_loop_s=0.2,
-        logging_config=QUIET,
+        logging_config=LOGGING,
     )
     return deployment.bind(name, path, options, msgspec.to_builtins(limits), version)
 
