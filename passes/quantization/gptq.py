@@ -17,6 +17,7 @@ damped inverse Hessian, and the columns of the largest inputs first (activation 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +41,7 @@ takes three times as long as all the rest.
 """
 
 _BLOCK = 64
-"""The number of columns that are rounded before all columns after them are updated together."""
+"""The number of columns that are chosen before all columns after them are updated together; a multiple of 4."""
 
 _PANEL = 256
 """The number of columns of the factor that are computed at a time."""
@@ -230,32 +231,47 @@ def _round_columns(
     Scales and offsets [N, groups] are given. With ``keep_zeros``, the weight's zeros stay zeros. Returns the integers
     [N, K], int8.
     """
-    upper, order, grid = factor.upper, factor.order, Grid.of(code_format.storage, offsets=code_format.offsets)
-    columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours
+    order, grid = factor.order, Grid.of(code_format.storage, offsets=code_format.offsets)
     group_of, groups = order // code_format.group_size, weight.shape[1] // code_format.group_size
     by_group = scales_as_floats(scales, groups).t().contiguous()  # [groups, N]
     offset_by_group = None if offsets is None else scales_as_floats(offsets, groups).t().contiguous()
-    values = torch.empty(columns.shape, dtype=torch.int8)
+    values = torch.empty(weight.shape[::-1], dtype=torch.int8)
+
+    def choose(at: int, rest: torch.Tensor) -> torch.Tensor:
+        scale = by_group[group_of[at]]
+        offset = 0.0 if offset_by_group is None else offset_by_group[group_of[at]]
+        chosen = grid.quantized(rest[0], scale, offset)
+        if keep_zeros:
+            chosen *= weight[:, order[at]] != 0
+        values[order[at]] = chosen.to(torch.int8)
+        chosen *= scale
+        chosen += offset
+        return chosen
+
+    sweep(weight, factor, choose)
+    return values.t().contiguous()
+
+
+def sweep(weight: torch.Tensor, factor: Factor, choose: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
+    """Chooses values for the columns of a weight [N, K] in the order of the factor, and distributes the error of each
+    over later columns.
+
+    ``choose(at, rest)`` returns the values [N] of column number ``at`` in that order. ``rest`` [.., N] has the column
+    and those after it in its block, with the errors of earlier ones.
+    """
+    upper = factor.upper
+    columns = weight.t()[factor.order].float().contiguous()  # [K, N]: a column's values are neighbours
     for start in range(0, len(columns), _BLOCK):
         stop = min(start + _BLOCK, len(columns))
         block = columns[start:stop]
         errors = torch.empty_like(block)
         for i, column in enumerate(block):
             at = start + i
-            scale = by_group[group_of[at]]
-            offset = 0.0 if offset_by_group is None else offset_by_group[group_of[at]]
-            chosen = grid.quantized(column, scale, offset)
-            if keep_zeros:
-                chosen *= weight[:, order[at]] != 0
-            values[order[at]] = chosen.to(torch.int8)
-            chosen *= scale
-            chosen += offset
-            torch.div(column - chosen, upper[at, at], out=errors[i])
+            torch.div(column - choose(at, block[i:]), upper[at, at], out=errors[i])
             if at + 1 < stop:
                 block[i + 1 :].addr_(upper[at, at + 1 : stop], errors[i], alpha=-1)
         if stop < len(columns):
             columns[stop:].addmm_(upper[start:stop, stop:].t(), errors, alpha=-1)
-    return values.t().contiguous()
 
 
 def refit_scales(

@@ -18,10 +18,7 @@ from ..formats.round_to_4_bits import LEAST, MOST
 from ..ir.prequantized import CodeFormat, Codes
 from ..ir.two_of_four import QUAD, best_two
 from ..ops.quantization import LARGEST, groups_of
-from ..quantization.gptq import MOST_TO_REFIT, Factor, choose_scales, factorize, refit_scales
-
-_BLOCK = 64
-"""The number of columns that are processed before all columns after them are updated together; a multiple of QUAD."""
+from ..quantization.gptq import MOST_TO_REFIT, Factor, choose_scales, factorize, refit_scales, sweep
 
 
 def factorize_by_fours(hessian: torch.Tensor) -> Factor:
@@ -87,31 +84,24 @@ def _sweep(weight: torch.Tensor, factor: Factor, scales: torch.Tensor | None, co
 
     With ``scales`` [N, groups], it returns integers in place of the weights, also as floats.
     """
-    upper, order = factor.upper, factor.order
+    order = factor.order
     least, most = (LEAST, MOST) if code_format.bits == 4 else (-LARGEST, LARGEST)
-    columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours
     by_group = None if scales is None else scales.t().float().contiguous()  # [groups, N]
-    result = torch.empty_like(columns)
-    for start in range(0, len(columns), _BLOCK):
-        stop = min(start + _BLOCK, len(columns))
-        block = columns[start:stop]
-        errors = torch.empty_like(block)
-        mask = torch.empty(0)
-        for i, column in enumerate(block):
-            at = start + i
-            if i % QUAD == 0:
-                four = block[i : i + QUAD] / upper.diagonal()[at : at + QUAD, None]  # [4, N]
-                mask = best_two(four.abs().t()).t()
-            chosen = torch.where(mask[i % QUAD], column, 0.0)
-            value = chosen
-            if by_group is not None:
-                scale = by_group[int(order[at]) // code_format.group_size if code_format.group_size else 0]
-                chosen = (chosen / torch.where(scale == 0, torch.inf, scale)).round_().clamp_(least, most)
-                value = chosen * scale
-            result[order[at]] = chosen
-            torch.div(column - value, upper[at, at], out=errors[i])
-            if at + 1 < stop:
-                block[i + 1 :].addr_(upper[at, at + 1 : stop], errors[i], alpha=-1)
-        if stop < len(columns):
-            columns[stop:].addmm_(upper[start:stop, stop:].t(), errors, alpha=-1)
+    result = torch.empty(weight.shape[::-1])
+    mask = torch.empty(0)
+
+    def choose(at: int, rest: torch.Tensor) -> torch.Tensor:
+        nonlocal mask
+        if at % QUAD == 0:
+            four = rest[:QUAD] / factor.upper.diagonal()[at : at + QUAD, None]  # [4, N]
+            mask = best_two(four.abs().t()).t()
+        chosen = value = torch.where(mask[at % QUAD], rest[0], 0.0)
+        if by_group is not None:
+            scale = by_group[int(order[at]) // code_format.group_size if code_format.group_size else 0]
+            chosen = (chosen / torch.where(scale == 0, torch.inf, scale)).round_().clamp_(least, most)
+            value = chosen * scale
+        result[order[at]] = chosen
+        return value
+
+    sweep(weight, factor, choose)
     return result.t().contiguous()
