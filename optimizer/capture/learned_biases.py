@@ -11,15 +11,13 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.ir.program import Program, named_symbol
+from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
 from enginewright.passes.ir.weights import COMPUTED, Source
 
 from .known_values import Sequence, UnknownError, known_nodes
 
 aten = torch.ops.aten
-
-_T = named_symbol("T")
 
 _MOVES: tuple[object, ...] = (
     *(aten.permute, aten.transpose, aten.unsqueeze, aten.squeeze, aten.expand, aten.clone, aten.alias, aten.view),

@@ -82,11 +82,6 @@ def _rated(text: str) -> Link | None:
     return Link(text.strip(), rate / 8, socket.base + delay, socket.hop, source, between=True, reached=True)
 
 
-def known_links() -> list[Link]:
-    """Returns the links of links.toml, in its order."""
-    return list(_table()[1].values())
-
-
 def default_share() -> float:
     """Returns the share of a link's bandwidth that programs reach, by links.toml."""
     return _table()[0]

@@ -6,7 +6,7 @@ The ops after that compute nothing but logits, so they then compute only the sam
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import sympy
 import torch
@@ -21,9 +21,6 @@ from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
 
 aten, ew = torch.ops.aten, torch.ops.ew
-
-Rebuild = Callable[[Program, Node, Mapping[Node, Node]], Node]
-"""A function that adds a copy of a call in which some arguments are replaced by their selected rows."""
 
 _EW = frozenset(
     {ew.linear.default, ew.rms_norm.default, ew.layer_norm.default, ew.gated_activation.default, ew.moe.default}

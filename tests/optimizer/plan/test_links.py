@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
+from enginewright.optimizer.plan import links as module
 from enginewright.optimizer.plan.devices import find_devices
-from enginewright.optimizer.plan.links import default_share, find_link, known_links, split_links
+from enginewright.optimizer.plan.links import Link, default_share, find_link, split_links
 from enginewright.optimizer.plan.ranks import Wires
 from enginewright.runtime.shared.errors import RequestError, TargetError
+
+
+def known_links() -> list[Link]:
+    entries = tomllib.loads(Path(module.__file__).with_name("links.toml").read_text(encoding="utf-8"))["link"]
+    return [link for entry in entries if (link := find_link(entry["name"], None)) is not None]
 
 
 def test_the_table_is_whole() -> None:
