@@ -56,7 +56,6 @@ class DequantizeProducts(Pass):
             new.meta |= {key: value for key, value in node.meta.items() if key not in new.meta}
             program.replace(node, new)
             result.matched += 1
-        program.remove_dead_code()
         return result
 
 

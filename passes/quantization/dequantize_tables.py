@@ -40,5 +40,4 @@ class DequantizeTables(Pass):
                 new = program.call(ew.embedding.default, a["ids"], table, where=where)
             program.replace(node, new)
             result.matched += 1
-        program.remove_dead_code()
         return result
