@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from enginewright.plugins.steps.planning import Gpu, Shares
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
-from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError, meant
 from enginewright.runtime.shared.targets import PROCESSOR
 
 
@@ -90,12 +89,11 @@ def find_devices(names: Iterable[str], own: Mapping[str, Gpu] = MappingProxyType
     for name in (part for text in names for part in text.split(",")):
         key = _key(name)
         if key not in gpus and key != PROCESSOR:
-            near = get_close_matches(key, [*gpus, PROCESSOR], 1, 0.6)
-            meant = f"Did you mean {near[0]}? " if near else ""
+            near = meant(key, [*gpus, PROCESSOR])
             known = ", ".join([*(gpu.name for gpu in gpus.values()), PROCESSOR])
             raise TargetError(
                 f"gpu: {name.strip()!r} isn't a known device",
-                hint=f"{meant}Known are {known} (this machine). Others can be named in a file: --devices FILE.",
+                hint=f"{near}Known are {known} (this machine). Others can be named in a file: --devices FILE.",
             )
         by_key[key] = gpus.get(key)
     return list(by_key.values())

@@ -6,12 +6,11 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
 from enginewright.plugins.steps.planning import Gpu
-from enginewright.runtime.shared.errors import RequestError, TargetError
+from enginewright.runtime.shared.errors import RequestError, TargetError, meant
 
 from .options import parse_seconds
 
@@ -120,12 +119,11 @@ def find_link(name: str, gpu: Gpu | None) -> Link | None:
             f"link: which {name.strip()} {gpu.name if gpu is not None else 'this machine'} has isn't known",
             hint=f"Name one: {', '.join(link.name for link in generations)}.",
         )
-    near = get_close_matches(key, [*links, MEMORY], 1, 0.6)
-    meant = f"Did you mean {near[0]}? " if near else ""
+    near = meant(key, [*links, MEMORY])
     known = ", ".join([*(link.name for link in links.values()), MEMORY])
     raise TargetError(
         f"link: {name.strip()!r} isn't a known link",
-        hint=f"{meant}Known are {known} (of this machine). Or pass a rate, such as 2.5gbit, or 100mbit+0.3ms.",
+        hint=f"{near}Known are {known} (of this machine). Or pass a rate, such as 2.5gbit, or 100mbit+0.3ms.",
     )
 
 

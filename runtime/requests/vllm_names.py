@@ -7,14 +7,13 @@ these rules.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from ..shared.errors import RequestError, shown
+from ..shared.errors import RequestError, meant, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -280,6 +279,5 @@ def _unknown(called: str, name: str, known: Collection[str], of_params: Collecti
     if name in of_params:
         hint = f"Pass SamplingParams({name}=...)."
     else:
-        near = difflib.get_close_matches(name, sorted(known), 1)
-        hint = f"Did you mean {near[0]}?" if near else f"See help({what.removeprefix('SamplingParams.') or what})."
+        hint = meant(name, sorted(known)).rstrip() or f"See help({what.removeprefix('SamplingParams.') or what})."
     return RequestError(f"{name}: {what} has no such argument", hint=hint)
