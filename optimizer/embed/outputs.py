@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from enginewright.runtime.bundle.output_folder import bundle_around
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import CapacityError, MissingDependencyError, RequestError
+from enginewright.runtime.shared.replaced_file import replacing
 
 _ROWS = 4096
 """The number of rows that are written at a time."""
@@ -90,11 +90,8 @@ def write_vectors(path: Path, texts: Iterable[str], vectors: FloatArray) -> None
 
     Raises CapacityError if it can't be written.
     """
-    unfinished = path.with_name(f".{path.name[:200]}.{uuid.uuid4().hex[:12]}")
     try:
-        _WRITERS[path.suffix.lower()](unfinished, texts, vectors)
-        os.replace(unfinished, path)
+        with replacing(path) as unfinished:
+            _WRITERS[path.suffix.lower()](unfinished, texts, vectors)
     except OSError as e:
         raise CapacityError(f"{path}: it can't be written: {e.strerror or e}", hint="Write to another disk.") from e
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import uuid
 from pathlib import Path
 
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER, FileSection
 from enginewright.runtime.bundle.output_folder import bundle_around
 from enginewright.runtime.bundle.regular_file import open_regular
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError
+from enginewright.runtime.shared.replaced_file import replacing
 
 
 def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleError) -> None:
@@ -29,13 +29,8 @@ def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleE
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
-        unfinished = place.with_name(f".{place.name[:200]}.{uuid.uuid4().hex[:12]}")
-        try:
+        with replacing(place) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
-            os.replace(unfinished, place)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
     except (OSError, ValueError) as e:  # ValueError: a zero in the name
         why = e.strerror if isinstance(e, OSError) else e
         hint = "Name a file in it." if isinstance(e, IsADirectoryError) else "Write to another folder."

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..bundle.regular_file import open_regular
+from ..shared.replaced_file import replacing
 
 _MOST_BYTES = 4 << 30
 
@@ -29,18 +30,9 @@ def cache_file(folder: str, *of: str) -> Path | None:
 
 
 def write_own(path: Path, data: bytes) -> None:
-    """Writes ``data`` to ``path`` by renaming a temporary file, so that no partial file is ever read.
-
-    Raises OSError.
-    """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    """Writes ``data`` to ``path`` by renaming a temporary file. Raises OSError."""
+    with replacing(path) as unfinished:
         unfinished.write_bytes(data)
-        os.replace(unfinished, path)
-    except OSError:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
 
 
 def keep_newest(folder: Path, most: int) -> None:

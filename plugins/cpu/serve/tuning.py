@@ -6,8 +6,6 @@ used only with the CPU model, number of cores, instruction set, version and prog
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,6 +17,7 @@ from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.bundle.regular_file import read_regular
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.records import Positive, Record
+from enginewright.runtime.shared.replaced_file import replacing
 from enginewright.runtime.shared.threads import available_threads
 
 from ...native.executable import TUNABLES
@@ -90,15 +89,10 @@ class TuningFile(Record, frozen=True, kw_only=True):
 
     def write(self, path: Path) -> None:
         """Writes the file under a temporary name and renames it. Raises BundleError if it can't be written."""
-        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            try:
-                with open(unfinished, "x", encoding="utf-8") as file:  # the mode that the umask gives, as a bundle's
-                    file.write(msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n")
-                os.replace(unfinished, path)
-            except BaseException:
-                unfinished.unlink(missing_ok=True)
-                raise
+            with replacing(path) as unfinished:
+                text = msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+                unfinished.write_text(f"{text}\n", encoding="utf-8")
         except OSError as e:
             raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Give the folder write access.") from e
 
