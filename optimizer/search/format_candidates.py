@@ -15,10 +15,11 @@ from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import Method
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.calibrated_walk import as_multiplied
+from enginewright.passes.quantization.choose_formats import weight_node
 from enginewright.runtime.shared.weight_formats import FORMATS, SCALE_BLOCKS
 
 from .format_sensitivity import round_weight
-from .format_units import bytes_of, find_units, weight_node
+from .format_units import bytes_of, find_units
 
 _SAMPLED_UNITS, _SAMPLED_ROWS, _INPUTS = 8, 32, 64
 """The numbers of weights, evenly spread over a model, of rows of each, and of random inputs, with which formats are

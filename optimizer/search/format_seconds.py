@@ -14,10 +14,11 @@ from typing import Protocol
 
 from enginewright.passes.framework.base import Pass, PassContext
 from enginewright.passes.ir.program import Program
+from enginewright.passes.quantization.choose_formats import weight_node
 from enginewright.plugins.steps.planning import StepSeconds
 from enginewright.runtime.shared.lowered_program import Step
 
-from .format_units import FormatUnit, weight_node
+from .format_units import FormatUnit
 
 NANOSECONDS = 1e9
 

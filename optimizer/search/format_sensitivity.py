@@ -26,9 +26,9 @@ from enginewright.passes.ir.quantized import quantized, round_rows
 from enginewright.passes.ir.two_of_four import TwoOfFour
 from enginewright.passes.ops.experts import grouped_linear
 from enginewright.passes.quantization.calibrated_walk import as_multiplied
-from enginewright.passes.quantization.choose_formats import WEIGHT_ARGUMENT
+from enginewright.passes.quantization.choose_formats import WEIGHT_ARGUMENT, weight_node
 
-from .format_units import FormatUnit, weight_node
+from .format_units import FormatUnit
 from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, share_of
 
 ew = torch.ops.ew

@@ -20,9 +20,9 @@ from enginewright.passes.ops.quantization import groups_of
 from enginewright.passes.quantization.choose_formats import (
     FORMAT,
     LINEARS,
-    WEIGHT_ARGUMENT,
     ChooseFormats,
     heads_of,
+    weight_node,
     why_dense,
 )
 from enginewright.runtime.bundle.weights import stored_bytes
@@ -112,13 +112,6 @@ def _unit(program: Program, nodes: Sequence[Node], candidates: Sequence[WeightFo
     formats = tuple(dict.fromkeys(fitting)) or (WeightFormat(),)
     sizes = tuple(sum(bytes_of(s, f) for s in shapes) for f in formats)
     return FormatUnit(where_of(nodes), tuple(nodes), formats, sizes)
-
-
-def weight_node(node: Node) -> Node:
-    """Returns the weight that a product or an embedding reads."""
-    weight = node.args[WEIGHT_ARGUMENT[node.target]]
-    assert isinstance(weight, Node)
-    return weight
 
 
 def _belong_together(a: Node, b: Node) -> bool:

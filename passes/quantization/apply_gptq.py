@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection, describe_node
+from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.weight_formats import GptqOptions, chooses
-from enginewright.runtime.shared.errors import PassError
 
 from ..formats.weight_format import WeightFormat
 from ..ir.chosen_codes import ChosenCodes
@@ -31,7 +30,7 @@ from ..ir.stacked_weights import pieces
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import Cast, Concat, Slice, WeightExpr
 from .calibrated_walk import as_multiplied, calibration_tokens, walk
-from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, weight_node
 from .gptq import factorize, gptq
 from .held_out import FEWEST_TOKENS, ROWS, LayerInputs, OutputErrors, tensors_of
 
@@ -74,7 +73,7 @@ class ApplyGptq(Pass):
         if context.memory_budget is not None:
             _note_tokens(context.calibration, sequences, targets[0], result)
         sweep = _Sweep(program, context, targets, result)
-        walk(program, dict.fromkeys(targets, sweep.look), sequences, {str(_weight(n).target) for n in targets})
+        walk(program, dict.fromkeys(targets, sweep.look), sequences, {str(weight_node(n).target) for n in targets})
         for weight, chosen in sweep.chosen.items():
             _replace(program, weight, chosen)
         return result
@@ -86,7 +85,7 @@ def _targets(program: Program, result: PassResult) -> list[Node]:
     for node in program.nodes_of(*LINEARS):
         if not chooses("gptq", node.meta[FORMAT]):
             continue
-        expr = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
+        expr = program.weight_of(weight_node(node))
         assert expr is not None  # ChooseFormats gives no format to a weight that is computed
         if isinstance(expr, ChosenCodes):
             continue  # together with what of it is kept
@@ -111,7 +110,7 @@ def _note_tokens(every: Sequence[torch.Tensor], used: Sequence[torch.Tensor], fi
 
 def _working_bytes(program: Program, node: Node) -> int:
     """Returns the bytes that choosing the integers of a linear needs in addition to its inputs and outputs."""
-    *experts, rows, size = program.value(_weight(node)).shape
+    *experts, rows, size = program.value(weight_node(node)).shape
     # The weight as it is read, reordered and rounded, and all experts' integers; the Hessian, and its factor in
     # float64 and float32.
     return 16 * rows * size + 3 * prod(experts) * rows * size + 16 * size * size
@@ -170,7 +169,7 @@ class _Sweep:
         self._result.metrics.append(Metric(where, LARGEST_INPUT, max(-float(low), float(high))))
         rows = x.reshape(-1, x.shape[-1])  # [M, K]
         starts = between[0].tolist() if between else [0, len(rows)]
-        weight = _weight(node)
+        weight = weight_node(node)
         if weight not in self.chosen:
             self._choose(node, weight, [rows[a:b] for a, b in pairwise(starts)])
             self._result.matched += 1
@@ -259,13 +258,6 @@ class _Sweep:
                     at = slice(int(part[0]), int(part[-1]) + 1)
                     x = as_multiplied(rows[at], node.meta[FORMAT])
                     out[at] = torch.nn.functional.linear(x, matrix, bias)
-
-
-def _weight(node: Node) -> Node:
-    weight = node.args[WEIGHT_ARGUMENT[node.target]]
-    if not isinstance(weight, Node):
-        raise PassError(f"{describe_node(node)}: its weight isn't a weight")
-    return weight
 
 
 def _matrices(expr: WeightExpr) -> Any:

@@ -12,7 +12,7 @@ from enginewright.passes.framework.base import Condition, Pass, PassContext, Pas
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from ..ir.weights import Cast
-from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT, weight_node
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -20,7 +20,8 @@ aten, ew = torch.ops.aten, torch.ops.ew
 def _wide(program: Program) -> list[Node]:
     """Returns the calls with the format bf16 whose weights aren't converted yet."""
     nodes = program.nodes_of(*LINEARS, ew.embedding.default)
-    return [n for n in nodes if n.meta[FORMAT].storage == "bf16" and _weight(program, n).dtype != torch.bfloat16]
+    chosen = [n for n in nodes if n.meta[FORMAT].storage == "bf16"]
+    return [n for n in chosen if program.value(weight_node(n)).dtype != torch.bfloat16]
 
 
 class CastWeightsToBf16(Pass):
@@ -54,12 +55,6 @@ class CastWeightsToBf16(Pass):
             program.replace(node, new)
             result.matched += 1
         return result
-
-
-def _weight(program: Program, node: Node) -> torch.Tensor:
-    weight = node.args[WEIGHT_ARGUMENT[node.target]]
-    assert isinstance(weight, Node)
-    return program.value(weight)
 
 
 def _narrow(program: Program, node: object) -> Node:

@@ -62,6 +62,13 @@ _CHOOSERS: dict[Target, tuple[int, ...]] = {
 """Ops that choose values, or weigh chosen ones -> the indices of the arguments that decide the choice."""
 
 
+def weight_node(node: Node) -> Node:
+    """Returns the weight that a product or an embedding reads."""
+    weight = node.args[WEIGHT_ARGUMENT[node.target]]
+    assert isinstance(weight, Node)
+    return weight
+
+
 class ChooseFormats(Pass):
     """Sets ``meta["format"]`` of calls with weights: the format of an override, or otherwise the default.
 

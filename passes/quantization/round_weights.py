@@ -12,7 +12,7 @@ from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from ..ir.quantized import QuantizedFloats, quantized_floats
-from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT, weight_node
 from .quantize_linears import quantized_weight
 
 ew = torch.ops.ew
@@ -22,7 +22,7 @@ def _left(program: Program) -> list[Node]:
     """Returns the calls whose weight isn't rounded yet."""
     nodes = program.nodes_of(*LINEARS, ew.embedding.default)
     scaled = (n for n in nodes if n.meta[FORMAT].stored.scaled_floats)
-    return [n for n in scaled if not (is_dequantized(_weight(n)) or _is_rounded(program, _weight(n)))]
+    return [n for n in scaled if not (is_dequantized(weight_node(n)) or _is_rounded(program, weight_node(n)))]
 
 
 class RoundWeights(Pass):
@@ -42,7 +42,7 @@ class RoundWeights(Pass):
         result = PassResult()
         rounded: dict[tuple[Node, WeightFormat], Node] = {}
         for node in _left(program):
-            weight, weight_format, where = _weight(node), node.meta[FORMAT], node.meta[WHERE]
+            weight, weight_format, where = weight_node(node), node.meta[FORMAT], node.meta[WHERE]
             with program.inserting_before(node):
                 if (weight, weight_format) not in rounded:
                     rounded[weight, weight_format] = _rounded(program, weight, weight_format, where)
@@ -72,9 +72,3 @@ def _is_rounded(program: Program, weight: Node) -> bool:
 def is_dequantized(weight: object) -> bool:
     """Returns True if a call's argument is an ``ew.dequantize`` of stored values and scales."""
     return isinstance(weight, Node) and weight.target is ew.dequantize.default
-
-
-def _weight(node: Node) -> Node:
-    weight = node.args[WEIGHT_ARGUMENT[node.target]]
-    assert isinstance(weight, Node)
-    return weight

@@ -29,7 +29,7 @@ from ..ir.provenance import WHERE
 from ..ir.quantized import formats_of_rows
 from ..ir.scaled import Factors, Scaled
 from ..ir.weights import COMPUTED, Source, WeightExpr
-from .choose_formats import FORMAT, LINEARS, WEIGHT_ARGUMENT
+from .choose_formats import FORMAT, LINEARS, WEIGHT_ARGUMENT, weight_node
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -140,7 +140,7 @@ def keeps_integers(program: Program, linear: Node) -> bool:
     """Returns True if a linear's weight already has integers of its format. Scaling its channels would round the weight
     again.
     """
-    expr, weight_format = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]]), linear.meta.get(FORMAT)
+    expr, weight_format = program.weight_of(weight_node(linear)), linear.meta.get(FORMAT)
     code_format = None if weight_format is None else CodeFormat.of(weight_format)
     return expr is not None and code_format is not None and formats_of_rows(expr) == {code_format}
 
@@ -185,7 +185,7 @@ def _check_readers(program: Program, origin: Node, again: bool, others: tuple[Ta
             continue
         if user.target not in LINEARS or user.args[0] is not value:
             raise _NotScalableError(f"{origin.name} is also read by {user.name} ({user.target})")
-        shared = [n for n in _weight_node(user).users if n.target is ew.embedding.default] if again else []
+        shared = [n for n in weight_node(user).users if n.target is ew.embedding.default] if again else []
         _check_matrix(program, user, shared, again)
         tables += shared
     return tuple(tables)
@@ -209,7 +209,7 @@ def _check_matrix(program: Program, linear: Node, tables: Sequence[Node] = (), a
 
     ``again``: True if known integers may be rounded again.
     """
-    weight = _weight_node(linear)
+    weight = weight_node(linear)
     expr = program.weight_of(weight)
     if any(linear.args[WEIGHT_ARGUMENT[linear.target] + 2 :]) or any(linear.kwargs.values()):
         raise _NotScalableError(f"{linear.name} does more than multiply")
@@ -270,7 +270,7 @@ def _outputs(program: Program, linear: Node) -> int:
 
 
 def _weight(program: Program, linear: Node) -> WeightExpr:
-    weight = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]])
+    weight = program.weight_of(weight_node(linear))
     if weight is None:
         raise _NotScalableError(f"the weight of {linear.name} is computed from the inputs")
     return weight
@@ -328,12 +328,6 @@ def _values(program: Program, attention: Node, readers: tuple[Node, ...], again:
     return Producer(rows_producer.folds, heads=(heads, int(program.value(q).shape[-2]) // heads, size))
 
 
-def _weight_node(linear: Node) -> Node:
-    weight = linear.args[WEIGHT_ARGUMENT[linear.target]]
-    assert isinstance(weight, Node)
-    return weight
-
-
 class Scaling(NamedTuple):
     """The scales s of a value's channels.
 
@@ -363,7 +357,7 @@ def scaled_weights(program: Program, scalings: Iterable[Scaling]) -> dict[tuple[
     for channels, factors, folded in scalings:
         assert channels.producer is not None
         for reader in channels.readers:
-            rank = len(program.value(_weight_node(reader)).shape)
+            rank = len(program.value(weight_node(reader)).shape)
             columns = factors if rank == 2 else factors[:, None]  # [1, K], or [1 or E, 1, K]
             put(reader, WEIGHT_ARGUMENT[reader.target], columns, divide=False)
         for table in channels.tables:

@@ -30,7 +30,7 @@ from ..ir.two_of_four import Sparsified, TwoOfFour, best_two
 from ..ir.weights import WeightExpr
 from ..ops.epilogue import finish_linear
 from ..quantization.calibrated_walk import Look, as_multiplied, calibration_tokens, walk
-from ..quantization.choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+from ..quantization.choose_formats import FORMAT, HAS_FORMATS, LINEARS, weight_node
 from ..quantization.gptq import Hessian
 from .sparsegpt import factorize_by_fours, sparsegpt, sparsegpt_codes
 
@@ -68,7 +68,7 @@ class SelectSparsityMask(Pass):
         by_weight: dict[Node, list[Node]] = {}
         for node in program.nodes_of(*LINEARS):
             if node.meta[FORMAT].sparsity != "dense":
-                by_weight.setdefault(_weight(node), []).append(node)
+                by_weight.setdefault(weight_node(node), []).append(node)
         if not by_weight:
             return result
         result.matched = sum(map(len, by_weight.values()))
@@ -85,12 +85,6 @@ class SelectSparsityMask(Pass):
         for weight, sparse in sweep.kept.items():
             _replace(program, weight, sparse)
         return result
-
-
-def _weight(node: Node) -> Node:
-    weight = node.args[WEIGHT_ARGUMENT[node.target]]
-    assert isinstance(weight, Node)  # ChooseFormats gives no format to a weight that is computed
-    return weight
 
 
 def _expression(program: Program, weight: Node) -> WeightExpr:
@@ -111,7 +105,7 @@ def _working_bytes(program: Program, node: Node) -> int:
 
     These are copies of the weight, the Hessian and its factor.
     """
-    rows, size = program.value(_weight(node)).shape
+    rows, size = program.value(weight_node(node)).shape
     return 24 * prod((rows, size)) + 20 * size * size
 
 
@@ -130,7 +124,7 @@ class _Sweep:
         """Returns the result of a linear with its sparse weight, which is chosen first. ``args`` has the values of its
         arguments.
         """
-        x, bias, weight = as_multiplied(args[0], node.meta[FORMAT]), args[2], _weight(node)
+        x, bias, weight = as_multiplied(args[0], node.meta[FORMAT]), args[2], weight_node(node)
         if weight not in self.kept:
             where = join_where(node.meta[WHERE])
             self._context.progress(len(self.kept), self._total, where)
@@ -139,7 +133,7 @@ class _Sweep:
         return finish_linear(torch.nn.functional.linear(x, sparse_weight, bias), *args[3:])
 
     def _choose(self, node: Node, where: str, x: torch.Tensor, value: torch.Tensor) -> WeightExpr:
-        expr = _expression(self._program, _weight(node))
+        expr = _expression(self._program, weight_node(node))
         sparse: WeightExpr
         if self._context.recipe.weights.sparsify != "sparsegpt":
             norms = x.square().sum(0).sqrt()[None]  # [1, K]
