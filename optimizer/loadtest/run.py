@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
 import signal
 import time
 from array import array
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from enginewright.runtime.shared.errors import EnginewrightError
+from enginewright.runtime.shared.file_limit import raise_file_limit
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .client import Answer, Client, encode
@@ -164,7 +164,7 @@ class LoadRun:
     async def _prepare(self) -> str:
         """Finds out the model's name and the fields that the server accepts, by a request that isn't counted."""
         options = self._options
-        _raise_file_limit()
+        raise_file_limit()
         model = options.model
         if model is None:
             answer = Answer()
@@ -328,12 +328,3 @@ def _on_interrupt(call: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-
-
-def _raise_file_limit() -> None:
-    """Raises the limit of open files, as each connection is a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    if soft < limit:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

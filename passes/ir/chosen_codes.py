@@ -34,7 +34,7 @@ class ChosenCodes(InPlaceOf, Prequantized):
         The file is read each time that the codes are needed. Raises CapacityError naming the file if it can't be
         written.
         """
-        tensors = [t for t in (codes.values, codes.scales, codes.offsets) if t is not None]
+        tensors = codes.tensors
         digest, read = keep(tensors, file)
         return ChosenCodes(base, code_format, digest, lambda: Codes(*read()))
 

@@ -36,6 +36,11 @@ class Codes:
     scales: torch.Tensor
     offsets: torch.Tensor | None = None
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The values, the scales, and the offsets if there are any."""
+        return [t for t in (self.values, self.scales, self.offsets) if t is not None]
+
 
 @dataclass(frozen=True)
 class CodeFormat:

@@ -115,7 +115,7 @@ class Quantized(WeightExpr):
         counts = QuantizationCounts()
         for i, member in enumerate(members):
             part, part_counts = _codes(member, self.format)
-            for to, value in zip(_tensors(codes), _tensors(part), strict=True):
+            for to, value in zip(codes.tensors, part.tensors, strict=True):
                 to[i] = value[0]
             counts += part_counts
         self._shared.counts = counts
@@ -282,10 +282,6 @@ def _finite(factors: Iterable[torch.Tensor], size: int, code_format: CodeFormat)
     return all(bool(torch.isfinite(scales_as_floats(t, groups)).all()) for t in factors)
 
 
-def _tensors(codes: Codes) -> list[torch.Tensor]:
-    return [t for t in (codes.values, codes.scales, codes.offsets) if t is not None]
-
-
 def formats_of_rows(expr: WeightExpr) -> frozenset[CodeFormat | None]:
     """Returns the formats of a weight's rows that are integers already; None is among them if some rows aren't
     integers.
@@ -313,22 +309,22 @@ def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantizati
     match expr:
         case Prequantized():
             codes = expr.codes()
-            if not _finite(_tensors(codes)[1:], expr.shape[-1], code_format):
+            if not _finite(codes.tensors[1:], expr.shape[-1], code_format):
                 raise _error(expr, expr.evaluate())
             count = math.prod(expr.shape)
             return codes, QuantizationCounts(count, kept=count if expr.of_source else 0)
         case Concat() | Stack():
             members = [_codes(b, code_format) for b in expr.bases]
             join = torch.cat if isinstance(expr, Concat) else torch.stack
-            joined = [join(kind, expr.dim) for kind in zip(*(_tensors(c) for c, _ in members), strict=True)]
+            joined = [join(kind, expr.dim) for kind in zip(*(c.tensors for c, _ in members), strict=True)]
             return Codes(*joined), sum((n for _, n in members), QuantizationCounts())
         case Slice():
             codes, counts = _codes(expr.base, code_format)
-            rows = [t.narrow(expr.dim, expr.start, expr.stop - expr.start) for t in _tensors(codes)]
+            rows = [t.narrow(expr.dim, expr.start, expr.stop - expr.start) for t in codes.tensors]
             return Codes(*rows), counts.of_part(math.prod(expr.shape))
         case Chosen():
             codes, counts = _codes(expr.base, code_format)
-            rows = [t.index_select(expr.dim, torch.tensor(expr.indices)) for t in _tensors(codes)]
+            rows = [t.index_select(expr.dim, torch.tensor(expr.indices)) for t in codes.tensors]
             return Codes(*rows), counts.of_part(math.prod(expr.shape))
         case Cast():
             return _codes(expr.base, code_format)
@@ -347,12 +343,12 @@ def _rounded(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantiza
         rows = flat[start : start + step].float()
         result = round_rows(rows, code_format)
         tensors = [t for t in (result.values, result.scales, result.offsets) if t is not None]
-        for to, part in zip(_tensors(codes), tensors, strict=True):
+        for to, part in zip(codes.tensors, tensors, strict=True):
             to[start : start + step] = part
         counts += QuantizationCounts(0, result.saturated, result.vanished)
         if not _finite(tensors[1:], size, code_format):
             raise _error(expr, value)
-    return Codes(*(t.unflatten(0, expr.shape[:-1]) for t in _tensors(codes))), counts
+    return Codes(*(t.unflatten(0, expr.shape[:-1]) for t in codes.tensors)), counts
 
 
 def _error(expr: WeightExpr, value: torch.Tensor) -> SourceError | PassError:

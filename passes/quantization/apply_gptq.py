@@ -32,7 +32,7 @@ from ..ir.weights import Cast, Concat, Slice, WeightExpr
 from .calibrated_walk import as_multiplied, calibration_tokens, walk
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, weight_node
 from .gptq import factorize, gptq
-from .held_out import FEWEST_TOKENS, ROWS, LayerInputs, OutputErrors, tensors_of
+from .held_out import FEWEST_TOKENS, ROWS, LayerInputs, OutputErrors
 
 ew = torch.ops.ew
 
@@ -252,7 +252,7 @@ class _Sweep:
         codes = chosen.codes()
         for e, (start, stop) in enumerate(pairwise(starts)):
             if start < stop:
-                one = Codes(*(t[e] for t in tensors_of(codes))) if len(chosen.shape) == 3 else codes
+                one = Codes(*(t[e] for t in codes.tensors)) if len(chosen.shape) == 3 else codes
                 matrix, bias = decode(one, chosen.format), None if biases is None else biases[e]
                 for part in torch.arange(start, stop).split(ROWS):
                     at = slice(int(part[0]), int(part[-1]) + 1)
@@ -273,7 +273,7 @@ def _nearest_codes(weight: torch.Tensor, code_format: CodeFormat) -> Codes:
 
 
 def _stacked(codes: Sequence[Codes]) -> Codes:
-    return Codes(*(torch.stack(kind) for kind in zip(*map(tensors_of, codes), strict=True)))
+    return Codes(*(torch.stack(kind) for kind in zip(*(c.tensors for c in codes), strict=True)))
 
 
 def _listed(numbers: Sequence[int]) -> str:

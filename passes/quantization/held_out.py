@@ -120,7 +120,7 @@ class OutputErrors:
         assert given.factor is not None
         self._damping = max(self._damping, given.factor.damping)
         some = evenly_spread(weight)
-        off = [decode(Codes(*map(evenly_spread, tensors_of(c))), code_format) - some for c in (chosen, nearest)]
+        off = [decode(Codes(*map(evenly_spread, c.tensors)), code_format) - some for c in (chosen, nearest)]
         pairs = [[float((x @ d.t()).square().sum()) for d in off] for x in (given.fitted, given.held_out)]
         sizes = [float((x @ some.t()).square().sum()) for x in (given.fitted, given.held_out)]
         keeps = pairs[1][0] <= pairs[1][1]
@@ -152,7 +152,3 @@ class OutputErrors:
             for name, error in self._sums.items()
         ]
         return [*errors, Metric(where, DAMPING, self._damping)] if errors else []
-
-
-def tensors_of(codes: Codes) -> list[torch.Tensor]:
-    return [t for t in (codes.values, codes.scales, codes.offsets) if t is not None]

@@ -14,6 +14,7 @@ from enginewright.runtime.requests.request_class import NO_TARGETS, RequestClass
 from enginewright.runtime.requests.request_options import check_priority
 
 from ..shared.errors import RequestError, shown
+from ..shared.json_schema_keywords import is_number
 
 DEFAULT_CLASS = "default"
 """The name of the class of requests that name no class, if a class of this name is declared."""
@@ -121,7 +122,7 @@ def parse_seconds(given: object, option: str) -> float:
     if isinstance(given, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", given.strip().lower())
         seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan
-    elif _is_number(given) and 0 < given <= _LONGEST:  # type: ignore[operator]
+    elif is_number(given) and 0 < given <= _LONGEST:  # type: ignore[operator]
         seconds = float(given)  # type: ignore[arg-type]
     if not _SHORTEST <= seconds <= _LONGEST:
         hint = "Pass a time above 0: seconds, or a number with its unit, such as 20ms, 0.5s or 800us."
@@ -152,14 +153,10 @@ def _class(name: object, settings: object) -> RequestClass:
 def _checked_shares(shares: Mapping[Any, Any]) -> dict[str, float]:
     """Returns tenant -> share as built-in types. Raises RequestError for a share that is out of range."""
     for tenant, share in shares.items():
-        if not isinstance(tenant, str) or not _is_number(share) or not LEAST_SHARE <= share <= 1 / LEAST_SHARE:
+        if not isinstance(tenant, str) or not is_number(share) or not LEAST_SHARE <= share <= 1 / LEAST_SHARE:
             hint = f"A tenant's share is a number above 0, from {LEAST_SHARE:g} to {1 / LEAST_SHARE:g}."
             raise _error("shares", f"{shown(tenant)}: {shown(share)}", hint=hint)
     return {str.__str__(name): float(share) for name, share in shares.items()}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _error(option: str, what: str, *, hint: str | None = None) -> RequestError:

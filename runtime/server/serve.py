@@ -9,7 +9,6 @@ import gc
 import ipaddress
 import logging
 import math
-import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from types import FrameType
 import uvicorn
 
 from ..shared.errors import EnginewrightError, RequestError
+from ..shared.file_limit import raise_file_limit
 from ..shared.memory import return_large_blocks_at_once
 from .app import make_app
 from .engines.engine_client import Model, UnavailableError
@@ -89,7 +89,7 @@ def serve(
     options.check()
     check_files(options)
     set_up_logs(options.log_json)
-    _raise_file_limit()
+    raise_file_limit()
     return_large_blocks_at_once()
     listener = listening(options)
     try:
@@ -233,12 +233,3 @@ def address(options: ServerOptions, listener: socket.socket) -> str:
         host = options.host  # a name of this address
     scheme = "http" if options.tls_certificate is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _raise_file_limit() -> None:
-    """Raises the limit of open files, as each connection is a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
-    if soft < limit:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

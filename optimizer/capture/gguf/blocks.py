@@ -136,7 +136,7 @@ def _simple(blocks: Bytes, *, bits: int, offsets: bool) -> _Unpacked:
     return _Unpacked(_signed(values, 1 << (bits - 1)), _Factors(_half(blocks, 0)))
 
 
-def _q8_0(blocks: Bytes) -> _Unpacked:
+def _bytes(blocks: Bytes) -> _Unpacked:
     return _Unpacked(np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _Factors(_half(blocks, 0)))
 
 
@@ -234,16 +234,12 @@ def _q2_0(blocks: Bytes) -> _Unpacked:
     return _Unpacked(1 - values.reshape(*blocks.shape[:-1], 64).view(np.int8), _Factors(-_half(blocks, 0)))
 
 
-def _of_codebook(blocks: Bytes) -> _Unpacked:
-    return _Unpacked(np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _Factors(_half(blocks, 0)))
-
-
 _TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
     Type.Q4_0: (CodeFormat(4, BLOCK), partial(_simple, bits=4, offsets=False)),
     Type.Q4_1: (CodeFormat(4, BLOCK, offsets=True), partial(_simple, bits=4, offsets=True)),
     Type.Q5_0: (CodeFormat(5, BLOCK), partial(_simple, bits=5, offsets=False)),
     Type.Q5_1: (CodeFormat(5, BLOCK, offsets=True), partial(_simple, bits=5, offsets=True)),
-    Type.Q8_0: (CodeFormat(8, BLOCK), _q8_0),
+    Type.Q8_0: (CodeFormat(8, BLOCK), _bytes),
     Type.Q2_K: (CodeFormat(2, 16, offsets=True, scale_block=16), _q2_k),
     Type.Q3_K: (CodeFormat(3, 16, scale_block=16), _q3_k),
     Type.Q4_K: (CodeFormat(4, BLOCK, offsets=True, scale_block=8), _q4_k),
@@ -255,7 +251,7 @@ _TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
     Type.NVFP4: (CodeFormat(4, 16, kind="fp4"), _nvfp4),
     Type.Q1_0: (CodeFormat(2, 128), _q1_0),
     Q2_0: (CodeFormat(2, 64), _q2_0),
-    **{gguf.GGMLQuantizationType[name.upper()]: (CodeFormat(8, VALUES, kind=name), _of_codebook) for name in CODEBOOKS},
+    **{gguf.GGMLQuantizationType[name.upper()]: (CodeFormat(8, VALUES, kind=name), _bytes) for name in CODEBOOKS},
 }
 _OWN = (Type.Q1_0, Q2_0)
 """Types of blocks that the package ``gguf`` can't convert to floats, so that this module does."""
