@@ -11,7 +11,7 @@ from rich.table import Table
 from enginewright.optimizer.report.numbers import duration, format_bytes, rate
 
 from .ranks import Best, PartitionPlan, RankPlans
-from .text import busy, device_line, late_mark, limit_of, longest_request, plain_table
+from .text import busy, device_line, limit_of, longest_request, plain_table, speed_cells
 
 
 def print_rank_plans(result: RankPlans, console: Console) -> None:
@@ -111,10 +111,5 @@ def _speeds(plans: list[PartitionPlan], result: RankPlans) -> Table:
         for i, speed in enumerate(plan.speeds):
             moved = format_bytes(round(plan.received)), duration(plan.waited)
             row = ["", "", ""] if i else [plan.partition, *moved]
-            if speed.tpot is None or speed.ttft is None or speed.tokens_per_second is None:
-                table.add_row(*row, f"{speed.batch:,}", "too big")
-                continue
-            pairs = (speed.ttft, result.options["ttft"]), (speed.tpot, result.options["tpot"])
-            times = [f"{duration(seconds)}{late_mark(seconds, goal)}" for seconds, goal in pairs]
-            table.add_row(*row, f"{speed.batch:,}", *times, rate(speed.tokens_per_second), speed.bound)
+            table.add_row(*row, *speed_cells(speed, result.options))
     return table

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +11,7 @@ from rich.table import Table
 from enginewright.optimizer.report.numbers import count, duration, format_bytes, rate
 
 from .programs import target_on
-from .result import DevicePlan, DeviceSection, PlanResult
+from .result import BatchSpeed, DevicePlan, DeviceSection, PlanResult
 
 _LIMITS = {"memory": "memory", "tpot": "the TPOT", "ttft": "the TTFT", "requests": "what is asked"}
 BUSY = 0.5
@@ -141,10 +142,14 @@ def _speeds(plans: list[DevicePlan], result: PlanResult) -> Table:
     for plan in plans:
         for i, speed in enumerate(plan.speeds):
             name = "" if i else ", ".join(plan.recipes)
-            if speed.tpot is None or speed.ttft is None or speed.tokens_per_second is None:
-                table.add_row(name, f"{speed.batch:,}", "too big")
-                continue
-            pairs = (speed.ttft, result.options["ttft"]), (speed.tpot, result.options["tpot"])
-            times = [f"{duration(seconds)}{late_mark(seconds, goal)}" for seconds, goal in pairs]
-            table.add_row(name, f"{speed.batch:,}", *times, rate(speed.tokens_per_second), speed.bound)
+            table.add_row(name, *speed_cells(speed, result.options))
     return table
+
+
+def speed_cells(speed: BatchSpeed, options: Mapping[str, Any]) -> list[str]:
+    """Returns the cells of a number of requests: the number, times, and tokens per second; "too big" without a time."""
+    if speed.tpot is None or speed.ttft is None or speed.tokens_per_second is None:
+        return [f"{speed.batch:,}", "too big"]
+    pairs = (speed.ttft, options["ttft"]), (speed.tpot, options["tpot"])
+    times = [f"{duration(seconds)}{late_mark(seconds, goal)}" for seconds, goal in pairs]
+    return [f"{speed.batch:,}", *times, rate(speed.tokens_per_second), speed.bound]
