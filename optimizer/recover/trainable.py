@@ -6,17 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx.node import Node, Target, map_arg
+from torch.fx.node import Node, map_arg
 
-from enginewright.passes.framework.fast_evaluation import decoded
+from enginewright.passes.framework.fast_evaluation import QUANTIZED_WEIGHTS, decoded, finished_product
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.prequantized import Codes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.quantized import QuantizedValues
 from enginewright.passes.ir.recovered import Recovered, RecoveredWeights
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.passes.ops.epilogue import finish_linear
-from enginewright.passes.ops.experts import grouped_linear
 from enginewright.passes.ops.library import NAMESPACE, REFERENCES
 from enginewright.passes.ops.quantization import quantize_activation
 from enginewright.runtime.shared.errors import PassError
@@ -27,13 +25,6 @@ from .straight_through import RoundedWeight, straight_through
 aten, ew = torch.ops.aten, torch.ops.ew
 
 Observe = Callable[[Node, Sequence[Any], Any], None]
-
-_WEIGHT: dict[Target, tuple[str, str, str]] = {
-    ew.quantized_linear.default: ("weight", "weight_scales", "weight_offsets"),
-    ew.quantized_grouped_linear.default: ("weight", "weight_scales", "weight_offsets"),
-    ew.quantized_embedding.default: ("table", "scales", "offsets"),
-}
-"""Op -> its arguments that together are a quantized weight: values, scales and offsets."""
 
 
 class MovingWeights(RecoveredWeights):
@@ -144,7 +135,7 @@ class TrainableProgram(torch.nn.Module):
 
     def _call(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], shared: dict[str, torch.Tensor]) -> Any:
         target: Any = node.target
-        if target in _WEIGHT:
+        if target in QUANTIZED_WEIGHTS:
             names = bound_arguments(node)
             arguments = names | dict(zip(names, args, strict=False)) | dict(kwargs)
             return self._quantized(target, names, arguments, shared)
@@ -165,16 +156,11 @@ class TrainableProgram(torch.nn.Module):
         """Computes a product with a quantized weight, or rows of a quantized table; ``names`` are the nodes that are
         arguments.
         """
-        values, scales, offsets = (names.get(n) for n in _WEIGHT[target])
+        values, scales, offsets = (names.get(n) for n in QUANTIZED_WEIGHTS[target])
         weight = self._fake_quantized(values, scales, offsets, shared)
         if target is ew.quantized_embedding.default:
             return torch.nn.functional.embedding(given["ids"].long(), weight)
-        x = given["values"]  # not integers, see ``_quantize``
-        if target is ew.quantized_grouped_linear.default:
-            product = grouped_linear(x, given["starts"], weight, given["bias"])
-        else:
-            product = torch.nn.functional.linear(x, weight, given["bias"])
-        return finish_linear(product, given["activation"], given.get("residual"))
+        return finished_product(target, given["values"], weight, given)  # floats, see ``_quantize``
 
     def _fake_quantized(self, values: Any, scales: Any, offsets: Any, shared: dict[str, torch.Tensor]) -> torch.Tensor:
         """Returns the values of a quantized weight as float32, with gradients to the weights that it is rounded from.

@@ -28,7 +28,7 @@ from .match import bound_arguments
 
 ew = torch.ops.ew
 
-_WEIGHTS: dict[Target, tuple[str, str, str]] = {
+QUANTIZED_WEIGHTS: dict[Target, tuple[str, str, str]] = {
     ew.quantized_linear.default: ("weight", "weight_scales", "weight_offsets"),
     ew.quantized_grouped_linear.default: ("weight", "weight_scales", "weight_offsets"),
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
@@ -162,7 +162,7 @@ class FastEvaluation:
         """
         assert callable(node.target)
         names = bound_arguments(node)
-        if node.target in _WEIGHTS and names.keys() <= _UNDERSTOOD:
+        if node.target in QUANTIZED_WEIGHTS and names.keys() <= _UNDERSTOOD:
             return self._quantized(node, names, names | dict(zip(names, args, strict=False)) | dict(kwargs))
         if node.target is ew.dequantize.default:
             parts = [names[n] for n in ("values", "scales", "offsets") if names.get(n) is not None]
@@ -179,7 +179,7 @@ class FastEvaluation:
 
         ``names`` maps the names of the arguments to their nodes, ``given`` to their values.
         """
-        parts = [names[n] for n in _WEIGHTS[node.target] if names.get(n) is not None]
+        parts = [names[n] for n in QUANTIZED_WEIGHTS[node.target] if names.get(n) is not None]
         group = given["group_size"] if node.target is ew.quantized_embedding.default else given["weight_group"]
         exprs = tuple(self.program.weights[str(n.target)] for n in parts)
         fits = self.cache.would_keep(exprs, 4 * math.prod(exprs[0].shape), self.program)
@@ -193,12 +193,7 @@ class FastEvaluation:
         if node.target is ew.quantized_linear.default and not fits:
             product = _linear_in_pieces(x, [e.evaluate() for e in exprs], group, given["bias"])
             return finish_linear(product, given["activation"], given.get("residual"))
-        weight = self._decoded(exprs, group)
-        if node.target is ew.quantized_grouped_linear.default:
-            product = grouped_linear(x, given["starts"], weight, given["bias"])
-        else:
-            product = torch.nn.functional.linear(x, weight, given["bias"])
-        return finish_linear(product, given["activation"], given.get("residual"))
+        return finished_product(node.target, x, self._decoded(exprs, group), given)
 
     def _decoded(self, exprs: tuple[WeightExpr, ...], group: int) -> torch.Tensor:
         """Returns a dequantized weight, from the cache if possible.
@@ -243,6 +238,18 @@ def decoded(
     if offsets is not None:
         result += scales_as_floats(offsets, groups)[..., None]
     return result.flatten(-2)[..., :size]
+
+
+def finished_product(target: Target, x: torch.Tensor, weight: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+    """Returns the result of a product with a quantized weight, from dequantized activations and weights.
+
+    ``given`` has the values of the op's other arguments, by name.
+    """
+    if target is ew.quantized_grouped_linear.default:
+        product = grouped_linear(x, given["starts"], weight, given["bias"])
+    else:
+        product = torch.nn.functional.linear(x, weight, given["bias"])
+    return finish_linear(product, given["activation"], given.get("residual"))
 
 
 def _linear_in_pieces(
