@@ -19,12 +19,11 @@ from ..formats.rounding import TORCH_DTYPES
 _NAMES = {TORCH_DTYPES[name]: name for name in reversed(tuple(TORCH_DTYPES))}  # of one type's names, the first
 
 
-def print_program(program: Program, *, provenance: bool = True, node_names: bool = False) -> str:
+def print_program(program: Program, *, node_names: bool = False) -> str:
     """Returns a text with the program's inputs, calls, results and weights, one per line.
 
     Args:
         program: the program.
-        provenance: True appends the module path to every call.
         node_names: True names results by their nodes, whose names don't change from pass to pass; False numbers them.
     """
     names: dict[Node, str] = {}
@@ -39,7 +38,7 @@ def print_program(program: Program, *, provenance: bool = True, node_names: bool
         elif node.op == "call_function":
             names[node] = f"%{node.name if node_names else len(calls)}"
             text = f"{names[node]} = {_target(node)}({_arguments(node, names)})"
-            calls.append(f"{text} : {_type(program, node.meta['val'])}" + (_where(node) if provenance else ""))
+            calls.append(f"{text} : {_type(program, node.meta['val'])}{_where(node)}")
         elif node.op == "output":
             calls.append(f"return {_argument(node.args[0], names)}")
     for group in program.cache_groups:

@@ -56,11 +56,10 @@ def test_the_same_program_has_the_same_text_whatever_its_nodes_are_called() -> N
     assert print_program(_program(5)) != print_program(program)
 
 
-def test_provenance_can_be_left_out() -> None:
+def test_provenance() -> None:
     program = _program()
     program.nodes_of(ew.linear.default)[0].meta["where"] = ("somewhere",)
     assert "# somewhere" in print_program(program)
-    assert "#" not in print_program(program, provenance=False)
 
 
 def test_dtypes() -> None:
