@@ -10,7 +10,7 @@ from rich.table import Table
 from enginewright.optimizer.report.numbers import count, duration, format_bytes, of_limit, percent, rate
 from enginewright.runtime.shared.errors import counted
 
-from .result import BenchResult, Profile, ProfileLine, Speculation, Spread
+from .result import BenchResult, ProfileLine, Speculation, Spread
 
 _MOST_LINES = 8
 """The most modules of a profile that are shown. They are the slowest ones."""
@@ -33,8 +33,8 @@ def print_result(result: BenchResult, console: Console) -> None:
         console.print()
         title = f"{profile.name}: {duration(profile.seconds)}, {duration(profile.around)} of it outside of kernels"
         console.print(title, markup=False)
-        console.print(_profile(profile.by_op, "op", profile))
-        console.print(_profile(profile.by_module[:_MOST_LINES], "op and module", profile))
+        console.print(_profile(profile.by_op, "op"))
+        console.print(_profile(profile.by_module[:_MOST_LINES], "op and module"))
 
 
 def notes(result: BenchResult) -> Iterator[str]:
@@ -103,7 +103,7 @@ def _speculation(found: Speculation) -> Table:
     return table
 
 
-def _profile(lines: Sequence[ProfileLine], heading: str, profile: Profile) -> Table:
+def _profile(lines: Sequence[ProfileLine], heading: str) -> Table:
     table = _table(heading, "calls", "time", "of kernels", "GB/s", "G madd/s", "of limit", left=1)
     for line in lines:
         took = max(line.seconds, 1e-12)

@@ -163,7 +163,7 @@ def value_reasons(name: ValueName, a: Run, values_a: Values, values_b: Values, *
     apart = float(np.linalg.norm(ours - theirs))
     if not np.isfinite(apart):
         return ["B's value has numbers that are not finite"]
-    reasons = [*_bias(name, a, theirs, ours), *_swapped_values(name, values_a, theirs, ours, apart)]
+    reasons = [*_bias(name, a, theirs, ours), *_swapped_values(name, values_a, ours, apart)]
     reasons += _activation(name, values_a, theirs, ours, apart)
     if name.what in ("query", "key"):
         reasons += _rotated(theirs, ours)
@@ -189,9 +189,7 @@ def _bias(name: ValueName, a: Run, theirs: FloatArray, ours: FloatArray) -> Iter
                 yield f"for every token B's value is A's less the bias {tensor}: it was dropped"
 
 
-def _swapped_values(
-    name: ValueName, values_a: Values, theirs: FloatArray, ours: FloatArray, apart: float
-) -> Iterator[str]:
+def _swapped_values(name: ValueName, values_a: Values, ours: FloatArray, apart: float) -> Iterator[str]:
     family = name.path.rpartition(".")[0]
     for other, value in values_a.items():
         alike = other != name and other.what == name.what and other.path.rpartition(".")[0] == family

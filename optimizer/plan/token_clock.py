@@ -15,7 +15,6 @@ from enginewright.plugins.emit.base import EmitOptions
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.steps.planning import CountedSteps, Device, PlannedSteps, StepSeconds
 from enginewright.runtime.shared.lowered_program import Step
-from enginewright.runtime.shared.progress import silent
 from enginewright.runtime.shared.step_costs import StepSizes
 from enginewright.runtime.shared.targets import PROCESSOR
 
@@ -59,4 +58,4 @@ class TokenClock:
         lowered = self._lower(copy, self._options).program
         engine = partial(engine_seconds, lowered.cache_groups)
         planned = PlannedSteps(CountedSteps(lowered), True, CONTEXT, engine)
-        return lowered.steps, self._planning.timed(planned, self._device, StepSizes((1,), (CONTEXT,)), silent)
+        return lowered.steps, self._planning.timed(planned, self._device, StepSizes((1,), (CONTEXT,)))

@@ -175,13 +175,13 @@ def _pointwise(s: _Sinking, node: Node) -> Laid | None:
         return None
     rank = s.program.value(node).dim()
     values = {n: s.laid_of(n) for n in tensors}
-    target = _common_order(s.program, list(values.values()), rank)
+    target = _common_order(list(values.values()), rank)
     arranged = {n: arrange(s.program, v, target, rank, broadcast=True) for n, v in values.items()}
     base = s.emit(node, *map_arg(node.args, arranged.__getitem__), **map_arg(node.kwargs, arranged.__getitem__))
     return Laid(base, tuple(target.index(i) if i in target else None for i in range(rank)))
 
 
-def _common_order(program: Program, values: Sequence[Laid], rank: int) -> list[int]:
+def _common_order(values: Sequence[Laid], rank: int) -> list[int]:
     """Returns the dimensions of a result of rank ``rank`` that exist in a base of its arguments.
 
     They have the order of a base with all of them, or ascending order if there is no such base.
@@ -223,7 +223,7 @@ def _cat(s: _Sinking, node: Node) -> Laid | None:
     at = _dim(bound_arguments(node)["dim"], rank)
     if any(p.rank != rank or p.dims[at] is None for p in parts):
         return None
-    target = _common_order(s.program, parts, rank)
+    target = _common_order(parts, rank)
     arranged = [arrange(s.program, p, target, rank, broadcast=False) for p in parts]
     base = s.emit(node, arranged, last_or(target.index(at), len(target)))
     return Laid(base, tuple(target.index(i) if i in target else None for i in range(rank)))
@@ -235,7 +235,7 @@ def _stack(s: _Sinking, node: Node) -> Laid | None:
     rank = parts[0].rank
     if _dim(bound_arguments(node)["dim"], rank + 1) != rank:
         return None
-    target = _common_order(s.program, parts, rank)
+    target = _common_order(parts, rank)
     arranged = [arrange(s.program, p, target, rank, broadcast=False) for p in parts]
     dims = tuple(target.index(i) if i in target else None for i in range(rank))
     return Laid(s.emit(node, arranged, -1), (*dims, len(target)))

@@ -209,7 +209,7 @@ class Planning:
 
     gpus: bool
     model: Callable[[PlannedSteps, Device, Progress], StepModel]
-    timed: Callable[[PlannedSteps, Device, StepSizes, Progress], StepSeconds]
+    timed: Callable[[PlannedSteps, Device, StepSizes], StepSeconds]
     formats: Callable[[LoweredProgram], frozenset[str]] = stored_formats
     scratch: Callable[[LoweredProgram, int, int], int] = lambda program, requests, context: 0
     meeting: Callable[[int], float] | None = None

@@ -159,7 +159,7 @@ class RankedPolicy(Policy):
         deadline = request.queued + (self._patience if ttft is None else ttft)
         request.rank = (request.priority, deadline, self._arrived)
         try:
-            self._check_room(request, running)
+            self._check_room(running)
             if self.scheduling.refuse and self.times.known:
                 self._check_alone(request)
                 if ttft is not None:
@@ -270,7 +270,7 @@ class RankedPolicy(Policy):
 
     # Who is refused
 
-    def _check_room(self, request: Request, running: Sequence[Request]) -> None:
+    def _check_room(self, running: Sequence[Request]) -> None:
         most = self.scheduling.max_waiting
         if most is None or len(self.waiting) < most + max(self._most_running - len(running), 0):
             return

@@ -167,7 +167,7 @@ def read_vocabulary(path: Path, keys: Mapping[str, Any]) -> Vocabulary | None:
     # llama.cpp takes token 11 for the end of texts that name none, which is a comma or some such.
     ends = ids if model != "gpt2" else {**ids, "eos": stated.get("eos", -1)}
     end_ids = _adjust_kinds(tokens, kinds, ids, ends)
-    strip_before, strip_after = _stripping(path, keys, tokens, kinds)
+    strip_before, strip_after = _stripping(keys, tokens, kinds)
     lowercase = reader.flag("normalizer.lowercase", True)
     add_bos = reader.flag("add_bos_token", model in ("llama", "bert") or (pre is not None and pre.add_bos))
     vocabulary = Vocabulary(
@@ -393,7 +393,7 @@ def _without_inner_ends(
 
 
 def _stripping(
-    path: Path, keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind]
+    keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Returns the ids that remove the white space before them, and the ids that remove the white space after them.
 

@@ -326,7 +326,7 @@ def _model(planned: PlannedSteps, device: Device, progress: Progress) -> CpuMode
     return measure(planned.steps, planned.context_length, planned.engine, device.threads, progress)
 
 
-def _timed(planned: PlannedSteps, device: Device, sizes: StepSizes, progress: Progress) -> StepSeconds:
+def _timed(planned: PlannedSteps, device: Device, sizes: StepSizes) -> StepSeconds:
     """Measures a step of one size, which takes about a second. Products of experts aren't run."""
     steps, threads, requests = planned.steps, device.threads or available_threads(), len(sizes.lengths)
     timed = StepProbe(steps, [sizes], threads).seconds(sizes)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Step, WeightUse
-from enginewright.runtime.shared.progress import Progress
+from enginewright.runtime.shared.progress import Progress, silent
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, counted_as
 
 from ...gpu.specs import attention_scratch
@@ -148,8 +148,8 @@ def _scratch(program: LoweredProgram, requests: int, context: int) -> int:
     return 4 * max((attention_scratch(requests, *of, -(-context // block), block) for of in sizes), default=0)
 
 
-def _timed(planned: PlannedSteps, device: Device, sizes: StepSizes, progress: Progress) -> StepSeconds:
-    model = _model(planned, device, progress)
+def _timed(planned: PlannedSteps, device: Device, sizes: StepSizes) -> StepSeconds:
+    model = _model(planned, device, silent)
     return StepSeconds(model.each(sizes), model.around(sizes))
 
 
