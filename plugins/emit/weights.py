@@ -12,7 +12,7 @@ from enginewright.passes.ir.quantized import QuantizedFloats
 from enginewright.passes.ir.stacked_weights import pieces
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.runtime.bundle.weights import Array, SourceRows, TensorEntry, pack, pack_blocks
-from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.lowered_program import WeightUse
 from enginewright.runtime.shared.panel_layouts import PANEL
@@ -93,7 +93,7 @@ def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[Array]:
 
 def numpy_of(value: torch.Tensor) -> Array:
     """Returns a tensor as a numpy array that shares its memory, with ml_dtypes' types for bf16 and fp8."""
-    dtype = next(NUMPY_DTYPES[name] for name, of in TORCH_DTYPES.items() if of == value.dtype)
+    dtype = next(DTYPES[name].numpy for name, of in TORCH_DTYPES.items() if of == value.dtype)
     if dtype.isbuiltin == 1:
         return value.numpy()
     return value.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype)

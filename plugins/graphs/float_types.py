@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from enginewright.runtime.shared.dtypes import DTYPES, NAME_OF_ONNX, NUMPY_DTYPES
+from enginewright.runtime.shared.dtypes import DTYPES, NAME_OF_ONNX
 
 FloatType = Literal["f32", "f16", "bf16"]
 
@@ -66,7 +66,7 @@ def result_type(kind: str, operands: Sequence[int], to: int | None) -> int | Non
 
 def narrowed(array: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.generic]:
     """Converts a constant to a narrower float type. Values beyond its range become its largest or smallest number."""
-    dtype = NUMPY_DTYPES[NAME_OF_ONNX[kind]]
+    dtype = DTYPES[NAME_OF_ONNX[kind]].numpy
     most = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     finite = np.where(np.isfinite(array), np.clip(array, -most, most), array)
     return np.asarray(finite.astype(dtype))

@@ -17,7 +17,7 @@ from enginewright.runtime.shared.contracts import (
     StepInput,
     StepOutput,
 )
-from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, OffloadError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
 from enginewright.runtime.shared.step_schema import LOGITS, port_of, ports_of
@@ -222,7 +222,7 @@ class CpuProgram:
                 index,
                 before,
                 [
-                    a if a is None else a.view(NUMPY_DTYPES[o.dtype] if o.dtype in _AS_BITS else a.dtype)
+                    a if a is None else a.view(DTYPES[o.dtype].numpy if o.dtype in _AS_BITS else a.dtype)
                     for a, o in zip(arrays, operands, strict=True)
                 ],
             )

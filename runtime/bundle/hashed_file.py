@@ -11,9 +11,10 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from ..shared.errors import BundleError, CapacityError
 from .regular_file import open_regular
@@ -26,8 +27,7 @@ The system then stores them in huge pages (2 MB) if the file system can, so that
 """
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """A position in a ``HashedFile``: the number of bytes before it, and the hash of these bytes."""
 
     bytes: int

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, field
 
-from ..shared.dtypes import DTYPES, NUMPY_DTYPES, Dtype
+from ..shared.dtypes import DTYPES, Dtype
 from ..shared.errors import BundleError
 from ..shared.panel_layouts import BIAS, BLOCKS, DEPTHS, PANEL, Layout
 from ..shared.records import Count, Record, parse_versioned, read
@@ -208,7 +208,7 @@ def _format_problem(tensor: TensorEntry) -> str | None:
     if tensor.stored_as is None:
         return None
     stored = FORMATS[tensor.stored_as]
-    floats = NUMPY_DTYPES[tensor.dtype].kind == "f" or tensor.dtype == "bf16"
+    floats = DTYPES[tensor.dtype].numpy.kind == "f" or tensor.dtype == "bf16"
     if stored.layout or not floats:
         return f"{tensor.dtype} is not stored as {tensor.stored_as}"
     if stored.multiple and (not tensor.shape or tensor.shape[-1] % stored.multiple):
@@ -239,7 +239,7 @@ def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: Dtype = "f32") -
 def stored_dtype(dtype: Dtype, layout: Layout) -> np.dtype[np.generic]:
     """Returns the type of the stored elements: unsigned bytes for packed integers, otherwise the type of ``dtype``."""
     bytes_of = ("panel32x4", "panel32x8", "planes32", *BLOCKS, "sparse32", "nibbles")
-    return np.dtype(np.uint8) if layout in bytes_of else NUMPY_DTYPES[dtype]
+    return np.dtype(np.uint8) if layout in bytes_of else DTYPES[dtype].numpy
 
 
 def stored_bytes(shape: tuple[int, ...], layout: Layout, dtype: Dtype, stored_as: Storage | None = None) -> int:
@@ -468,7 +468,7 @@ def expand(stored: Array, entry: TensorEntry, into: npt.NDArray[np.uint8]) -> No
     for matrix in blocks:
         for start in range(0, rows, step):
             part = matrix[start : start + step]
-            floats = unpack_blocks(part, (len(part), columns), entry.stored_as).astype(NUMPY_DTYPES[entry.dtype])
+            floats = unpack_blocks(part, (len(part), columns), entry.stored_as).astype(DTYPES[entry.dtype].numpy)
             packed = pack(floats, entry.layout, entry.dtype).reshape(-1).view(np.uint8)
             into[at : at + packed.size] = packed
             at += packed.size

@@ -5,9 +5,10 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..requests.sampling import SamplingParams
 from ..requests.structured import StructuredOutputsParams
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _CHOICES = ("auto", "required", "none")
 
 
-@dataclass(frozen=True)
-class ChatAnswers:
+class ChatAnswers(msgspec.Struct, frozen=True):
     """A caller's options for the answers of a conversation.
 
     Attributes:

@@ -14,8 +14,10 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from ..bundle.reader import Bundle
 from ..bundle.tokenizer_files import TokenizerFiles
@@ -47,8 +49,7 @@ Before that, steps count as free, so that they are tried.
 """
 
 
-@dataclass(eq=False)
-class _Follower:
+class _Follower(msgspec.Struct, eq=False):
     """The draft model's copy of a request.
 
     Attributes:

@@ -5,8 +5,10 @@ options.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
+
+import msgspec
 
 from ..requests.request_options import RequestArguments, RequestOptions
 from ..requests.sampling import SamplingParams
@@ -20,8 +22,7 @@ from .chat_answers import ChatAnswers
 _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """The arguments that all methods of ``LLM`` with prompts have in common; ``LLM.generate`` describes them."""
 
     request: RequestArguments

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import Generic
+
+import msgspec
 
 from ..requests.outputs import Classification
 from ..requests.request_options import RequestArguments, RequestOptions
@@ -19,8 +20,7 @@ from .run_requests import arun_all, run_all
 _NO_OPTIONS = RequestOptions()
 
 
-@dataclass(frozen=True)
-class TextCall(Generic[Result]):
+class TextCall(msgspec.Struct, Generic[Result], frozen=True):
     """The requests of one call of ``embed``, ``score`` or ``classify``.
 
     Attributes:

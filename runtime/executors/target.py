@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ..bundle.reader import DECODE, Bundle, Load
 from ..kv_cache.pool_plan import Offloadable
 from ..ranks.partition import Partition
@@ -56,8 +58,7 @@ class Placement:
     offload: Offload | None = None
 
 
-@dataclass(frozen=True)
-class ExecutorArguments:
+class ExecutorArguments(msgspec.Struct, frozen=True):
     """The arguments of ``make_executor``."""
 
     bundle: Bundle
@@ -73,8 +74,7 @@ def program_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGrou
     return bundle.program(target).cache_groups
 
 
-@dataclass(frozen=True)
-class Opening:
+class Opening(msgspec.Struct, frozen=True):
     """The functions that open a target. The packages that the target needs are imported only when they are called.
 
     Attributes:
@@ -110,8 +110,7 @@ class Opening:
     exact: Callable[[Bundle, str], bool] = lambda bundle, target: False
 
 
-@dataclass(frozen=True)
-class ServedTarget:
+class ServedTarget(msgspec.Struct, frozen=True):
     """The serving half of a target; ``plugins.emit.target.Target`` is the compiling half.
 
     Attributes:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from enginewright.runtime.requests.block_keys import Item, Namespace
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 
@@ -43,8 +45,7 @@ class HostCopies(Protocol):
         """Returns the bytes of a copy, as ``BlockMemory.read_block`` does."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(msgspec.Struct, frozen=True):
     """The tokens of a record, and its copy in each of its cache groups."""
 
     namespace: Namespace

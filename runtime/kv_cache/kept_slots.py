@@ -6,7 +6,7 @@ overwrites the slot's other tokens. So only one request at a time uses a slot, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from enginewright.runtime.requests.block_keys import Item, Namespace, common_items
 from enginewright.runtime.requests.request import Request
@@ -23,8 +23,7 @@ The sequences are the tokens in the slot and those of the request.
 """
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(msgspec.Struct, frozen=True):
     namespace: Namespace
     items: list[Item]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+
+import msgspec
 
 from ..shared.contracts import CacheGroup
 from ..shared.errors import CapacityError, RequestError
@@ -17,8 +18,7 @@ from .kinds.base import numbers_found_as
 from .kinds.table import cache_block_bytes, kind_of
 
 
-@dataclass(frozen=True)
-class PoolPlan:
+class PoolPlan(msgspec.Struct, frozen=True):
     """Pool sizes.
 
     Attributes:
@@ -104,8 +104,7 @@ MOST_OFFLOADED = 4
 """The most blocks of a pool for each block in memory, if the others are on a disk."""
 
 
-@dataclass(frozen=True)
-class Offloadable:
+class Offloadable(msgspec.Struct, frozen=True):
     """The part of a cache group whose blocks may be moved to a disk.
 
     Attributes:

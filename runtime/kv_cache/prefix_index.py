@@ -11,7 +11,9 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from enginewright.runtime.requests.block_keys import Item, Namespace, common_items
 from enginewright.runtime.requests.block_tables import NO_BLOCK
@@ -19,8 +21,7 @@ from enginewright.runtime.requests.block_tables import NO_BLOCK
 Items = tuple[Item, ...]
 
 
-@dataclass(slots=True, eq=False)
-class Node:
+class Node(msgspec.Struct, eq=False):
     """The items of a block, after those of its parent.
 
     Attributes:
@@ -42,8 +43,8 @@ class Node:
     parent: Node | None
     items: Items
     blocks: list[int]
-    states: dict[int, list[int]] = field(default_factory=dict)
-    children: list[Node] = field(default_factory=list)
+    states: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    children: list[Node] = msgspec.field(default_factory=list)
     users: int = 0
     detached: bool = False
     name: tuple[bytes, bytes] | None = None

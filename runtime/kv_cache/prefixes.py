@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from enginewright.runtime.requests.block_keys import Item, common_items
 from enginewright.runtime.requests.block_tables import NO_BLOCK
@@ -123,8 +125,7 @@ class Prefixes:
             request.cached_tokens = request.computed
 
 
-@dataclass(slots=True)
-class _Place:
+class _Place(msgspec.Struct):
     """A request's position in the prefix index.
 
     Attributes:
@@ -142,9 +143,9 @@ class _Place:
     blocks: int
     computed: int = -1
     state_at: int = -1
-    wanted: list[int] = field(default_factory=list)
-    snapshots: dict[int, list[int]] = field(default_factory=dict)
-    doubted: list[tuple[int, int]] = field(default_factory=list)
+    wanted: list[int] = msgspec.field(default_factory=list)
+    snapshots: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    doubted: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
 class IndexedPrefixes(Prefixes):

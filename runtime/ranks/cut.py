@@ -23,7 +23,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ..shared.arena import ALIGNMENT
 from ..shared.dtypes import stored_bytes
@@ -59,8 +60,7 @@ _BY_ROW = frozenset({"gated_activation", "quantize_activation", "cast_bf16", "el
 """Ops in which each row of the result depends only on the same row of the inputs."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The division of a buffer's columns among ranks: at the columns ``cuts``; at multiples of ``grain`` if that is
     ().
     """
@@ -69,8 +69,7 @@ class Share:
     cuts: tuple[int, ...] = ()
 
 
-@dataclass
-class StepPlan:
+class StepPlan(msgspec.Struct):
     """A plan for one step: the part that each rank computes, and whether the ranks gather the outputs afterwards.
 
     Attributes:

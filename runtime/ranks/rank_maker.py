@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ..shared.arena import plan_region
 from ..shared.contracts import CacheGroup
@@ -34,8 +35,7 @@ def _lacks_results(program: LoweredProgram) -> bool:
     return any(o.kind == "buffer" and o.name not in written for o in program.outputs.values())
 
 
-@dataclass
-class RankMaker:
+class RankMaker(msgspec.Struct):
     """A builder of one rank's program.
 
     Attributes:
@@ -49,8 +49,8 @@ class RankMaker:
     cut: LayerCut
     plans: Sequence[StepPlan]
     rank: int
-    steps: list[Step] = field(default_factory=list)
-    shared: dict[str, Buffer] = field(default_factory=dict)
+    steps: list[Step] = msgspec.field(default_factory=list)
+    shared: dict[str, Buffer] = msgspec.field(default_factory=dict)
 
     def program(self) -> LoweredProgram:
         whole = self.cut.program

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import msgspec
 
 from ..shared.contracts import FloatArray
 from .request import Generation, Request
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class ProposalKind:
+class ProposalKind(msgspec.Struct, frozen=True, eq=False):
     """A kind of proposals: acceptance and costs are counted for each kind separately.
 
     Attributes:
@@ -31,8 +31,7 @@ class ProposalKind:
     expected: float
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(msgspec.Struct, frozen=True):
     """Tokens that may follow those of a request, the next one first. ``NOTHING`` is a proposal without tokens."""
 
     tokens: Sequence[int]

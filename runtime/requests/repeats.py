@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from ..shared.contracts import FloatArray, Int32Array
@@ -40,8 +40,7 @@ class DryOptions(Protocol):
     def dry_penalty_last_n(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(msgspec.Struct, frozen=True):
     """The positions of a sequence breaker's first and last token in the whole text."""
 
     begin: int

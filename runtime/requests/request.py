@@ -10,9 +10,10 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypedDict, Unpack
+
+import msgspec
 
 from enginewright.runtime.text.output_text import OutputText
 
@@ -499,8 +500,7 @@ class Generation(Request):
         )
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A finished sequence of a beam search. ``stopped`` is True if an end token ended it."""
 
     score: float
@@ -509,8 +509,7 @@ class Answer:
     stopped: bool
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(msgspec.Struct, frozen=True):
     """A continuation in a beam search: ``parent`` with one more token. ``total`` is the sum of log-probabilities."""
 
     parent: Generation
@@ -518,8 +517,7 @@ class Branch:
     total: float
 
 
-@dataclass(eq=False)
-class BeamSearch:
+class BeamSearch(msgspec.Struct, eq=False):
     """A beam search: it decides which sequences of a request continue, and which finished ones are the answers.
 
     It follows the decisions of transformers 5 (``generate`` with ``num_beams``, ``length_penalty``,
@@ -539,8 +537,8 @@ class BeamSearch:
     max_tokens: int
     vocab_size: int
     new_text: Callable[[], OutputText | None] = lambda: None
-    members: list[Generation] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    members: list[Generation] = msgspec.field(default_factory=list)
+    answers: list[Answer] = msgspec.field(default_factory=list)
     finished: bool = False
 
     @classmethod

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
+
+import msgspec
 
 from ..shared.errors import RequestError, meant, shown
 
@@ -19,20 +20,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class Renamed:
+class Renamed(msgspec.Struct, frozen=True):
     """A rule: the argument has another name here."""
 
     ours: str
 
 
-@dataclass(frozen=True)
-class Idle:
+class Idle(msgspec.Struct, frozen=True):
     """A rule: no result depends on the argument, so that any value is accepted."""
 
 
-@dataclass(frozen=True)
-class Only:
+class Only(msgspec.Struct, frozen=True):
     """A rule: only some values are accepted. The error for other values says ``why``, and has the ``hint``."""
 
     values: tuple[object, ...]

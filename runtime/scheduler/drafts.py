@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from enginewright.runtime.requests.proposers import NOTHING, Proposal, ProposalKind, Proposer, TimedProposer
 from enginewright.runtime.requests.request import Generation, Request
@@ -143,8 +144,7 @@ class _Candidate(NamedTuple):
     request: Generation
 
 
-@dataclass(slots=True)
-class _Step:
+class _Step(msgspec.Struct):
     """The state of one step that may have drafts, from ``begin`` to the last ``verify``.
 
     Attributes:
@@ -164,7 +164,7 @@ class _Step:
     plain_seconds: float
     rows: int
     tokens: float
-    proposed: dict[Request, Sequence[int]] = field(default_factory=dict)
+    proposed: dict[Request, Sequence[int]] = msgspec.field(default_factory=dict)
     proposal_seconds: float = 0.0
     proposal_took: float = 0.0
     late: float = 0.0
@@ -197,8 +197,7 @@ class _Step:
         return best
 
 
-@dataclass(slots=True)
-class _History:
+class _History(msgspec.Struct):
     """The history of one request's drafts.
 
     Attributes:

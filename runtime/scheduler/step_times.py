@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
@@ -154,8 +154,7 @@ def _are_times(seconds: Sequence[float]) -> bool:
     return len(seconds) == DRAFT_ROWS and all(_bounded(each) == each for each in seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class StepSize:
+class StepSize(msgspec.Struct, frozen=True):
     """The sizes that determine the time of a step.
 
     Attributes:

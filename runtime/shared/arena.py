@@ -10,8 +10,9 @@ https://arxiv.org/abs/2001.03288). Every coefficient is a multiple of 64 bytes, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+import msgspec
 
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram, Step
@@ -20,8 +21,7 @@ ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector."""
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(msgspec.Struct, frozen=True):
     """A buffer in its class: its size in units of the class, and the first and last step in which it is live
     (inclusive).
     """

@@ -19,10 +19,10 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -40,8 +40,7 @@ _CHUNK_BLOCKS = 256
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class BitField:
+class BitField(msgspec.Struct, frozen=True):
     """Unsigned integers of equal width, packed into consecutive little-endian words of a block.
 
     Attributes:
@@ -67,8 +66,7 @@ class BitField:
         return fields.reshape(len(blocks), count).astype(np.intp)
 
 
-@dataclass(frozen=True)
-class Codebook:
+class Codebook(msgspec.Struct, frozen=True):
     """A block type with a codebook.
 
     Attributes:

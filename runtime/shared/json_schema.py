@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+import msgspec
 
 from .errors import RequestError, shown
 from .json_schema_instances import (
@@ -53,8 +54,7 @@ _DEPENDENT = {"then": "if", "else": "if", "minContains": "contains", "maxContain
 _UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9bBkGZ]")
 
 
-@dataclass(frozen=True)
-class HeldSchema:
+class HeldSchema(msgspec.Struct, frozen=True):
     """A rewritten schema.
 
     Attributes:
@@ -66,8 +66,7 @@ class HeldSchema:
     ignored: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Outer:
+class _Outer(msgspec.Struct, frozen=True):
     """The facts about an object that one of its alternatives (in ``anyOf`` or ``oneOf``) needs to be closed.
 
     Attributes:
@@ -84,8 +83,7 @@ class _Outer:
     is_open: bool = False
 
 
-@dataclass
-class _Parts:
+class _Parts(msgspec.Struct):
     """A schema and the schemas of its ``allOf`` and ``$ref``: an instance has to meet all of them.
 
     Attributes:
@@ -112,8 +110,7 @@ class _Parts:
         return any(part.keys() & {"type", "enum", "const"} for part in self.parts)
 
 
-@dataclass
-class _Declared:
+class _Declared(msgspec.Struct):
     """The properties that a schema and its alternatives name, in the schema's order.
 
     Attributes:
@@ -136,8 +133,7 @@ class _Declared:
         return self.names.keys() <= other.names.keys() and self.patterns.keys() <= other.patterns.keys()
 
 
-@dataclass
-class _Draft:
+class _Draft(msgspec.Struct):
     """A schema while it is rewritten.
 
     Attributes:
@@ -151,8 +147,8 @@ class _Draft:
     source: dict[str, Any]
     outers: Mapping[int, _Outer | None]
     depth: int
-    result: dict[str, Any] = field(default_factory=dict)
-    merged: list[Any] = field(default_factory=list)
+    result: dict[str, Any] = msgspec.field(default_factory=dict)
+    merged: list[Any] = msgspec.field(default_factory=list)
 
 
 _OPEN = _Outer(is_open=True)

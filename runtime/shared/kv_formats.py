@@ -7,8 +7,9 @@ torch, and plugins/cpu/kernels/kv_format.h and few_bits.h in C++.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 CacheDtype = Literal["f32", "bf16", "f16", "i8", "fp8", "k8v8", "k8v4", "k6v4", "k5v4", "k4v4"]
 """The type of a cache's elements, by the names of ``dtypes.DTYPES``, or of a format with few bits."""
@@ -17,8 +18,7 @@ CacheName = Literal["f32", "bf16", "f16", "int8", "fp8", "k8v8", "k8v4", "k6v4",
 """The type of a cache's elements, by the names of recipes, options and GPU kernels."""
 
 
-@dataclass(frozen=True)
-class KvFormat:
+class KvFormat(msgspec.Struct, frozen=True):
     """A format of a KV cache.
 
     Attributes:

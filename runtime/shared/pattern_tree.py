@@ -10,9 +10,10 @@ Time Behavior of Backtracking Regular Expression Matchers, 2016).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
+
+import msgspec
 
 CharTest = Callable[[str], bool]
 
@@ -28,8 +29,7 @@ _MOST_WAYS = 4_096
 """The most ways, loops not counted, in which an expression may match the same text."""
 
 
-@dataclass(frozen=True, eq=False)
-class Chars:
+class Chars(msgspec.Struct, frozen=True, eq=False, dict=True):
     """One character out of a set.
 
     Attributes:
@@ -48,22 +48,19 @@ class Chars:
         return frozenset(filter(self.test, self.samples + _ALPHABET))
 
 
-@dataclass(frozen=True, eq=False)
-class Concatenation:
+class Concatenation(msgspec.Struct, frozen=True, eq=False):
     """Nodes one after the other; without nodes, the empty text."""
 
     items: tuple[Node, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, eq=False):
     """An alternative of several nodes."""
 
     options: tuple[Node, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Repeat:
+class Repeat(msgspec.Struct, frozen=True, eq=False):
     """A repetition of a node; ``most`` is None for any number of times."""
 
     body: Node
@@ -71,8 +68,7 @@ class Repeat:
     most: int | None
 
 
-@dataclass(frozen=True, eq=False)
-class Look:
+class Look(msgspec.Struct, frozen=True, eq=False):
     """An assertion about the text before or after a position."""
 
     body: Node
@@ -80,8 +76,7 @@ class Look:
     negative: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Edge:
+class Edge(msgspec.Struct, frozen=True, eq=False):
     """An assertion about a position: the begin or end of the text or of a line, or the edge of a word."""
 
     kind: Literal["begin", "end", "last_line_end", "line_begin", "line_end", "word", "not_word", "anywhere"]
@@ -261,8 +256,7 @@ def _shortest(node: Node) -> int:
 # ---- judging
 
 
-@dataclass
-class _Fragment:
+class _Fragment(msgspec.Struct):
     """A part of the automaton.
 
     Attributes:
@@ -276,8 +270,7 @@ class _Fragment:
     empty: bool
 
 
-@dataclass
-class _Automaton:
+class _Automaton(msgspec.Struct):
     """Glushkov's automaton, with a position for each character of the expression.
 
     Attributes:
@@ -287,9 +280,9 @@ class _Automaton:
         edges: the number of entries in ``follow``.
     """
 
-    sets: list[Chars | None] = field(default_factory=list)
-    follow: list[list[int]] = field(default_factory=list)
-    looks: list[tuple[int, Look]] = field(default_factory=list)
+    sets: list[Chars | None] = msgspec.field(default_factory=list)
+    follow: list[list[int]] = msgspec.field(default_factory=list)
+    looks: list[tuple[int, Look]] = msgspec.field(default_factory=list)
     edges: int = 0
 
     def add(self, node: Node) -> _Fragment:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from .contracts import CacheGroup
 from .dtypes import DTYPES
@@ -22,8 +23,7 @@ from .panel_layouts import DEPTHS, PANEL
 from .weight_formats import FORMAT_OF, FORMATS
 
 
-@dataclass(frozen=True)
-class StepSizes:
+class StepSizes(msgspec.Struct, frozen=True):
     """The sizes of one step. ``lengths`` and ``contexts`` are [B].
 
     Attributes:
@@ -48,8 +48,7 @@ class StepSizes:
         return size.evaluate(sum(self.lengths), requests, requests if self.rows is None else self.rows)
 
 
-@dataclass(frozen=True)
-class StepCost:
+class StepCost(msgspec.Struct, frozen=True):
     """The bytes that one step moves, and the multiply-adds of its products.
 
     Attributes:
@@ -65,7 +64,7 @@ class StepCost:
     kv_written: int = 0
     activations_read: int = 0
     activations_written: int = 0
-    products: Mapping[str, int] = field(default_factory=dict)
+    products: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def memory(self) -> int:
@@ -125,8 +124,7 @@ def stored_bytes(use: WeightUse) -> int:
     return math.prod(lead) * -(-rows // PANEL) * PANEL * -(-columns // side) * side * bits // 8
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Read(msgspec.Struct, frozen=True):
     """The buffers and weights that steps read, by name."""
 
     weights: Mapping[str, WeightUse]

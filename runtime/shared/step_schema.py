@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -95,8 +96,7 @@ PORTS: dict[str, Port] = {
 """The ports by name. Those without a provider are in every step, in this order; a program names the others."""
 
 
-@dataclass(frozen=True)
-class OutputPort:
+class OutputPort(msgspec.Struct, frozen=True):
     """One output array of a step, with a row for each of its rows or requests.
 
     Attributes:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from .codebooks import CODEBOOKS, VALUES, Codebook, CodebookStorage
 from .dtypes import DTYPES, Dtype
@@ -19,8 +20,7 @@ Storage = Literal[
 Activation = Literal["float", "bf16", "int8", "fp8"]
 
 
-@dataclass(frozen=True)
-class StoredFormat:
+class StoredFormat(msgspec.Struct, frozen=True):
     """A weight format.
 
     Attributes:

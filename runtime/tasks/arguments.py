@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from ..requests.sampling import SamplingParams
@@ -31,8 +31,7 @@ MOST_PATH, MOST_PATH_PART = 4095, 255
 _UNORDERED = (bytes, bytearray, memoryview, set, frozenset)
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(msgspec.Struct, frozen=True):
     """A prompt's token ids, and its text if the caller passed text. ``name`` identifies the prompt in errors."""
 
     ids: Sequence[Any]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorrt as trt
 
-from enginewright.runtime.shared.dtypes import DTYPES, NUMPY_DTYPES
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import TargetError
 
 from .network import Call, Constant, Dtype, Network
@@ -117,7 +117,7 @@ class NetworkBuilder:
         array = np.ascontiguousarray(values)  # which has a dimension, also if the constant has none
         key = (array.dtype.str, values.shape, array.tobytes())
         if key not in self._constants:
-            dtype = next(name for name in TYPES if NUMPY_DTYPES[name] == array.dtype)
+            dtype = next(name for name in TYPES if DTYPES[name].numpy == array.dtype)
             self._constants[key] = self._add_constant(array, dtype, values.shape)
         return self._constants[key]
 
@@ -126,7 +126,7 @@ class NetworkBuilder:
         return self.constant(np.asarray(values, np.int64))
 
     def _constant_of(self, constant: Constant) -> trt.ITensor:
-        return self.constant(np.asarray(constant.values, NUMPY_DTYPES[constant.dtype]).reshape(constant.shape))
+        return self.constant(np.asarray(constant.values, DTYPES[constant.dtype].numpy).reshape(constant.shape))
 
     def _weight_of(self, name: str) -> trt.ITensor:
         weight = self.description.weights[name]
@@ -179,7 +179,7 @@ class NetworkBuilder:
     def like(self, value: float, x: trt.ITensor) -> trt.ITensor:
         """Returns a scalar constant in the type of ``x``."""
         dtype = next(name for name, of in TYPES.items() if of == x.dtype)
-        return self.constant(np.asarray(value, NUMPY_DTYPES[dtype]))
+        return self.constant(np.asarray(value, DTYPES[dtype].numpy))
 
 
 def sizes_of(x: trt.ITensor) -> tuple[int, ...]:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
+
+import msgspec
 
 from ...shared.errors import RequestError
 from ...shared.lowered_program import Buffer, LoweredProgram, Operand, Step
 from .views import Slice
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(msgspec.Struct, frozen=True):
     """The axis along which a step can be cut.
 
     Attributes:
@@ -39,8 +39,7 @@ step.
 """
 
 
-@dataclass
-class Heads:
+class Heads(msgspec.Struct):
     """The query heads of each rank, and the key/value heads that they read.
 
     Attributes:
@@ -54,8 +53,7 @@ class Heads:
     key_value: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True):
     """The steps of one stage, the values that it receives from the previous stage, and the values that it sends to the
     next.
     """
@@ -65,8 +63,7 @@ class Stage:
     sent: tuple[Operand, ...] = ()
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """The position of a stage among the ranks: stage number ``stage`` of ``stages``, with ``count`` ranks each."""
 
     stage: int

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ...shared.lowered_program import Affine, LoweredProgram, Operand, Step
 
@@ -13,8 +14,7 @@ Ranges = tuple[tuple[int, int], ...]
 """Ascending ranges (first, end) of indices, each with an exclusive end."""
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True):
     """The part of an operand for the indices lo to hi - 1 of a step's axis.
 
     Attributes:

@@ -22,7 +22,7 @@ from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, Manifest, ModelSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import pack, unpack
-from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.progress import silent
 
 Array = npt.NDArray[Any]
@@ -45,7 +45,7 @@ class Planting:
         bundle = Bundle.open(self.folder)
         entry = bundle.tensor(name)
         before = unpack(np.array(bundle.weight(name)), entry.shape, entry.layout, entry.dtype)
-        after = change(before.astype(NUMPY_DTYPES[entry.dtype])).astype(NUMPY_DTYPES[entry.dtype])
+        after = change(before.astype(DTYPES[entry.dtype].numpy)).astype(DTYPES[entry.dtype].numpy)
         assert not np.array_equal(before, after)
         path = self.folder / bundle.index.blobs[entry.blob].file
         with open(path, "r+b") as blob:

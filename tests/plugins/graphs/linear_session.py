@@ -25,7 +25,7 @@ from enginewright.plugins.graphs.emit_model import emit_model
 from enginewright.plugins.graphs.float_types import FloatType
 from enginewright.plugins.onnx.kernels.library import operators_library
 from enginewright.plugins.steps.linear_io import CONTRIB_FILE, KERNELS_FILE, MODEL_FILE, LinearIo, cache_names
-from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.progress import silent
 from tests.acceptance.tiny_configs import tiny_family
 
@@ -107,7 +107,7 @@ class LinearSession:
                 sizes = (group.key_head_size, group.value_head_size)
                 for (past, _), size in zip(cache_names(layer), sizes, strict=True):
                     shape = (slots, group.kv_heads, capacity, size)
-                    self.caches[past] = np.full(shape, 3.0, NUMPY_DTYPES[group.dtype])
+                    self.caches[past] = np.full(shape, 3.0, DTYPES[group.dtype].numpy)
 
     def step(self, work: dict[int, Sequence[int]]) -> dict[int, Logits]:
         """Appends tokens to requests, padded to the longest, in one run. Each request's logits [tokens, V]."""

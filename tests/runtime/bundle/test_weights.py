@@ -22,7 +22,7 @@ from enginewright.runtime.bundle.weights import (
     stored_shape,
     unpack,
 )
-from enginewright.runtime.shared.dtypes import NUMPY_DTYPES, Dtype
+from enginewright.runtime.shared.dtypes import DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.panel_layouts import Layout
 from enginewright.runtime.shared.weight_formats import FORMAT_OF, FORMATS
@@ -46,7 +46,7 @@ def index(**fields: Any) -> str:
     ],
 )
 def test_panels(shape: tuple[int, ...], layout: Layout, dtype: Dtype, side: int) -> None:
-    weight = (np.random.default_rng(shape[-1]).standard_normal(shape) * 50).astype(NUMPY_DTYPES[dtype])
+    weight = (np.random.default_rng(shape[-1]).standard_normal(shape) * 50).astype(DTYPES[dtype].numpy)
     packed = pack(weight, layout)
     assert packed.nbytes == stored_bytes(shape, layout, dtype)
     assert packed.shape == stored_shape(shape, layout)
@@ -263,7 +263,7 @@ def test_an_index_of_8_bit_floats_says_so() -> None:
     weights_index = WeightsIndex.from_tensors((blob,), {"w": entry})
     assert weights_index.format_version == 4
     assert WeightsIndex.from_json(weights_index.to_json()) == weights_index
-    assert entry.stored_dtype == NUMPY_DTYPES["fp8"]
+    assert entry.stored_dtype == DTYPES["fp8"].numpy
     panels = entry.model_copy(update={"layout": "panel32", "bytes": 96})
     wide = WeightsIndex.from_tensors((blob.model_copy(update={"bytes": 96}),), {"w": panels})
     assert WeightsIndex.from_json(wide.to_json()) == wide
