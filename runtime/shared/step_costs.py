@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-
-import msgspec
+from dataclasses import dataclass, field
 
 from .contracts import CacheGroup
 from .dtypes import DTYPES
@@ -23,7 +22,8 @@ from .panel_layouts import DEPTHS, PANEL
 from .weight_formats import FORMAT_OF, FORMATS
 
 
-class StepSizes(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class StepSizes:
     """The sizes of one step. ``lengths`` and ``contexts`` are [B].
 
     Attributes:
@@ -48,7 +48,8 @@ class StepSizes(msgspec.Struct, frozen=True):
         return size.evaluate(sum(self.lengths), requests, requests if self.rows is None else self.rows)
 
 
-class StepCost(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class StepCost:
     """The bytes that one step moves, and the multiply-adds of its products.
 
     Attributes:
@@ -64,7 +65,7 @@ class StepCost(msgspec.Struct, frozen=True):
     kv_written: int = 0
     activations_read: int = 0
     activations_written: int = 0
-    products: Mapping[str, int] = msgspec.field(default_factory=dict)
+    products: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def memory(self) -> int:
@@ -124,7 +125,8 @@ def stored_bytes(use: WeightUse) -> int:
     return math.prod(lead) * -(-rows // PANEL) * PANEL * -(-columns // side) * side * bits // 8
 
 
-class _Read(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class _Read:
     """The buffers and weights that steps read, by name."""
 
     weights: Mapping[str, WeightUse]
