@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypedDict, Unpack
 
@@ -517,7 +518,8 @@ class Branch(msgspec.Struct, frozen=True):
     total: float
 
 
-class BeamSearch(msgspec.Struct, eq=False):
+@dataclass(eq=False)
+class BeamSearch:
     """A beam search: it decides which sequences of a request continue, and which finished ones are the answers.
 
     It follows the decisions of transformers 5 (``generate`` with ``num_beams``, ``length_penalty``,
@@ -537,8 +539,8 @@ class BeamSearch(msgspec.Struct, eq=False):
     max_tokens: int
     vocab_size: int
     new_text: Callable[[], OutputText | None] = lambda: None
-    members: list[Generation] = msgspec.field(default_factory=list)
-    answers: list[Answer] = msgspec.field(default_factory=list)
+    members: list[Generation] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     finished: bool = False
 
     @classmethod
