@@ -15,6 +15,7 @@ from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, Au
 from enginewright.optimizer.shared.export_records import ExportedOn, PassVerification
 from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
+from enginewright.passes.ir.code_files import CodeFiles
 from enginewright.passes.quantization.report import already_quantized, quantization_report
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.native.processor import processor_name
@@ -70,7 +71,8 @@ def compile_model(
         clock.end("calibration")
         scratch = writer.folder / "scratch"  # what a killed export leaves goes with its folder
         scratch.mkdir()
-        searched = search_within_budget(request, model, sequences, scratch)
+        code_files = CodeFiles(scratch)
+        searched = search_within_budget(request, model, sequences, scratch, code_files)
         model = replace(model, recipe=searched.recipe)
         clock.end("search")
         measurements = measure_source(request, model, sequences, clock)
@@ -78,12 +80,12 @@ def compile_model(
 
         # 3. The passes, each measured.
         before = measurements.seconds
-        rewritten = run_passes(request, model, sequences, scratch, measurements)
+        rewritten = run_passes(request, model, sequences, scratch, code_files, measurements)
         clock.end("passes", elsewhere=measurements.seconds - before)
         measured = measurements.finish()
 
         # 4. The bundle, complete but for its name; then run as a user's will be.
-        written = write_bundle(request, model, rewritten, writer, scratch)
+        written = write_bundle(request, model, rewritten, writer, scratch, code_files)
         request = replace(request, targets=written.targets)
         clock.end("emit")
         ran = run_bundle(request, model, rewritten, writer.folder, clock)

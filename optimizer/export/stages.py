@@ -44,6 +44,7 @@ from enginewright.optimizer.verify import PassMeasurements, measure_against, ver
 from enginewright.passes.attention.kv_sites import attention_paths
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.calls import calls_of
+from enginewright.passes.ir.code_files import CodeFiles
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.scaling import scaling_of
 from enginewright.passes.ir.weights import WeightExpr
@@ -225,11 +226,15 @@ def calibration_tokens(request: ExportRequest, model: OpenModel) -> Calibration 
 
 
 def search_within_budget(
-    request: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], scratch: Path
+    request: ExportRequest,
+    model: OpenModel,
+    sequences: Sequence[torch.Tensor],
+    scratch: Path,
+    code_files: CodeFiles,
 ) -> Searched:
     """Runs the searches that the recipe asks for, and returns the recipe with their results in place of the budgets.
 
-    ``sequences``: token ids of the calibration, [S] each. ``scratch``: a folder for computed weights.
+    ``sequences``: token ids of the calibration, [S] each. ``scratch``, ``code_files``: see ``PassContext``.
     """
     inputs = Searching(
         model.captured,
@@ -240,6 +245,7 @@ def search_within_budget(
         _trained(request) if model.recipe.auto is not None else None,
         request.targets,
         None if model.recipe.budget.max_ms_per_token is None else TokenClock(model.recipe),
+        code_files,
     )
     return search(model.recipe, inputs)
 
@@ -265,6 +271,7 @@ def run_passes(
     model: OpenModel,
     sequences: Sequence[torch.Tensor],
     scratch: Path,
+    code_files: CodeFiles,
     measurements: PassMeasurements,
 ) -> Rewritten:
     """Runs the common passes, then each target's on a copy of the program, and measures each pass."""
@@ -274,6 +281,7 @@ def run_passes(
         required,
         sequences,
         scratch=scratch,
+        code_files=code_files,
         progress=request.on_progress,
         memory_budget=request.limit.memory_budget(),
         recovered=_trained(request),
@@ -301,7 +309,12 @@ class Written:
 
 
 def write_bundle(
-    request: ExportRequest, model: OpenModel, rewritten: Rewritten, writer: BundleWriter, scratch: Path
+    request: ExportRequest,
+    model: OpenModel,
+    rewritten: Rewritten,
+    writer: BundleWriter,
+    scratch: Path,
+    code_files: CodeFiles,
 ) -> Written:
     """Evaluates and writes all weights, then the other files. Deletes the passes' files in ``scratch``.
 
@@ -310,7 +323,7 @@ def write_bundle(
     captured = model.captured
     removed = sum(record.parameters_removed for record in rewritten.records)
     info = replace(captured.model_info, parameters=captured.model_info.parameters - removed)
-    _check_disk(list(rewritten.programs.values()), writer.final_path)
+    _check_disk(list(rewritten.programs.values()), writer.final_path, code_files)
     engines: list[EngineReport] = []
     options = EmitOptions(
         engines=model.recipe.engines or EnginesSection(),
@@ -444,19 +457,23 @@ def _manifest(model: OpenModel, info: ModelInfo, rewritten: Rewritten, targets: 
     )
 
 
-def _check_disk(programs: Sequence[Program], output: Path) -> None:
-    """Raises CapacityError before minutes of writing if the disk is too full.
+def _check_disk(programs: Sequence[Program], output: Path, code_files: CodeFiles) -> None:
+    """Raises CapacityError before minutes of writing if the disk is too full, also without ``code_files``.
 
     The writer reports a disk that fills up later.
 
     Args:
         programs: the programs of the targets, in their order. A weight that two of them store alike is stored once.
         output: the folder of the bundle.
+        code_files: files that can be deleted.
     """
     first, *others = programs
     needed = sum(_bytes_of(first.weights[name]) for name in first.weights)
     needed += sum(_bytes_of(program.weights[name]) for program in others for name in _packed_weights(program))
     free = shutil.disk_usage(output.parent).free
+    if needed > free:
+        code_files.clear()
+        free = shutil.disk_usage(output.parent).free
     if needed > free:
         raise CapacityError(
             f"{output}: the weights need {needed:,} bytes, and {free:,} are free on that disk",

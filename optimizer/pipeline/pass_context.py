@@ -11,6 +11,7 @@ import torch
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.ir.code_files import CodeFiles
 from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.runtime.shared.kv_formats import KV_FORMATS
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
@@ -39,6 +40,7 @@ def pass_context(
     *,
     scratch: Path | None,
     progress: Progress,
+    code_files: CodeFiles | None = None,
     memory_budget: int | None = None,
     recovered: Recovered | None = None,
     targets: Sequence[str] = (),
@@ -51,6 +53,7 @@ def pass_context(
         calibration: token ids, [S] each.
         scratch: a folder for computed weights.
         progress: called with the stage "layers".
+        code_files: files for the codes of rounded weights.
         memory_budget: the most bytes of memory to use; None for no limit.
         recovered: trained weights; None without a recovery.
         targets: all targets of the export, whose limits the passes respect; () for a program that isn't lowered.
@@ -63,6 +66,7 @@ def pass_context(
         recipe=recipe.model_copy(update=options),
         calibration=tuple(calibration),
         scratch=scratch,
+        code_files=code_files,
         memory_budget=memory_budget,
         common_formats=not all(TARGETS[name].every_format for name in targets),
         latent_caches=bool(targets) and all(TARGETS[name].latent_caches for name in targets),

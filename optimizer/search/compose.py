@@ -20,6 +20,7 @@ from enginewright.optimizer.pipeline.pass_context import Recovered, pass_context
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.verify.held_out import held_out
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.ir.code_files import CodeFiles
 from enginewright.runtime.shared.progress import Progress
 
 from .format_seconds import Clock
@@ -40,7 +41,7 @@ class Searching:
     Attributes:
         captured: the model; its program isn't changed.
         sequences: calibration tokens, [S] each.
-        scratch, memory_budget: see ``PassContext``.
+        scratch, memory_budget, code_files: see ``PassContext``.
         progress: called with the stages "prune", "heads", "auto" and "caches".
         recovered: trained weights; None without a recovery.
         targets: the targets of the export.
@@ -55,6 +56,7 @@ class Searching:
     recovered: Recovered | None = None
     targets: Sequence[str] = ()
     clock: Clock | None = None
+    code_files: CodeFiles | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ def _search(kind: type[Search[Report]], recipe: Recipe, given: Searching) -> Fou
         frozenset(),
         given.sequences,
         scratch=given.scratch,
+        code_files=given.code_files,
         progress=given.progress,
         memory_budget=given.memory_budget,
         recovered=given.recovered,

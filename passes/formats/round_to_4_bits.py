@@ -18,6 +18,8 @@ Scales and offsets are float16 as stored, and the integers are the nearest for t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 LEAST, MOST = -8, 7
@@ -51,49 +53,72 @@ def round_with_offsets(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tenso
     least = torch.full_like(low, torch.inf)
     counts = _counts(groups)
     shares = counts / counts.sum(-1, keepdim=True)
+    values, *buffers = (torch.empty_like(groups) for _ in range(3))  # reused in each round
+    means = torch.mul(groups, shares, out=buffers[0]).sum(-1)
     for share in SHARES:
         reach = share * (high - low)
         scales, offsets = (reach / ((1 << bits) - 1)).half(), ((low + high - reach) / 2).half()
-        for _ in range(1 + REFINEMENTS):
-            values = _nearest(groups, scales, offsets, bits)
-            off = (values * scales.float()[..., None]).add_(offsets.float()[..., None]).sub_(groups)
+        for refinement in range(1 + REFINEMENTS):
+            _nearest(groups, scales, offsets, bits, values)
+            off = torch.mul(values, scales.float()[..., None], out=buffers[0])
+            off.add_(offsets.float()[..., None]).sub_(groups)
             error = off.square_().mul_(counts).sum(-1)
             better = error < least
             least = torch.where(better, error, least)
             best_scales = torch.where(better, scales, best_scales)
             best_offsets = torch.where(better, offsets, best_offsets)
-            scales, offsets = _line(values, groups, shares)
-    return _nearest(groups, best_scales, best_offsets, bits).to(torch.int8), best_scales, best_offsets
+            if refinement < REFINEMENTS:
+                scales, offsets = _line(values, groups, shares, means, buffers)
+    return _nearest(groups, best_scales, best_offsets, bits, values).to(torch.int8), best_scales, best_offsets
 
 
 def _counts(groups: torch.Tensor) -> torch.Tensor:
     """Returns the factor of each number's squared error in groups [.., G]: 1 for small numbers, more for large ones."""
-    mean = groups.square().mean(-1, keepdim=True)
+    squares = groups.square()
+    mean = squares.mean(-1, keepdim=True)
     # Relative to the mean, so that groups of tiny weights don't underflow.
-    return torch.where(mean > 0, (1 + groups.square() / mean).sqrt_(), 1.0)
+    return torch.where(mean > 0, squares.div_(mean).add_(1).sqrt_(), 1.0)
 
 
-def _nearest(groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int) -> torch.Tensor:
+def _nearest(
+    groups: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    bits: int,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Rounds groups [.., G] by given scales and offsets [..] to integers of ``bits`` bits, returned as floats.
 
-    They are 0 where the scale is 0.
+    They are 0 where the scale is 0. They are written to ``out`` if it isn't None.
     """
     half = 1 << (bits - 1)
     divisor = torch.where(scales == 0, torch.inf, scales.float())[..., None]
     if offsets is None:
-        return (groups / divisor).round_().clamp_(-half, half - 1)
-    return ((groups - offsets.float()[..., None]) / divisor).round_().clamp_(0, 2 * half - 1)
+        return torch.div(groups, divisor, out=out).round_().clamp_(-half, half - 1)
+    return torch.sub(groups, offsets.float()[..., None], out=out).div_(divisor).round_().clamp_(0, 2 * half - 1)
 
 
-def _line(values: torch.Tensor, groups: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _line(
+    values: torch.Tensor,
+    groups: torch.Tensor,
+    shares: torch.Tensor,
+    means: torch.Tensor,
+    buffers: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the scale and the offset, [..] each, that bring integers closest to their groups [.., G] by least
     squares.
 
-    ``shares`` [.., G] multiply the squared errors; their sum is 1.
+    Args:
+        values: the integers, [.., G]; they are overwritten.
+        groups: the groups.
+        shares: the factors of the squared errors, [.., G]; their sum is 1.
+        means: the mean of each group with these factors, [..].
+        buffers: two tensors of the groups' shape, which are overwritten.
     """
-    middle, mean = (values * shares).sum(-1), (groups * shares).sum(-1)
-    centred = values - middle[..., None]
-    scaled = centred * shares
-    spread = (scaled * centred).sum(-1)
-    scales = torch.where(spread > 0, (scaled * groups).sum(-1) / spread, 0.0).half()
-    return scales, (mean - scales.float() * middle).half()
+    first, second = buffers
+    middle = torch.mul(values, shares, out=first).sum(-1)
+    centred = values.sub_(middle[..., None])
+    scaled = torch.mul(centred, shares, out=first)
+    spread = torch.mul(scaled, centred, out=second).sum(-1)
+    scales = torch.where(spread > 0, scaled.mul_(groups).sum(-1) / spread, 0.0).half()
+    return scales, (means - scales.float() * middle).half()

@@ -13,6 +13,7 @@ from typing import ClassVar, final
 import torch
 from torch.fx.node import Node, Target
 
+from enginewright.passes.ir.code_files import CodeFiles
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.runtime.shared.errors import PassError
@@ -41,6 +42,8 @@ class PassContext:
         calibration: token ids of some sequences, [S] int32 each, for passes that evaluate the model.
         scratch: a folder for results of passes that evaluate the model, if they don't fit into memory. It is deleted
             when the export ends; None if results stay in memory.
+        code_files: files for the codes of rounded weights, in such a folder; None if a weight is rounded at each
+            evaluation.
         memory_budget: the most additional bytes of memory that a pass that evaluates the model may use; None for no
             limit.
         recovered: trained weights that replace the source's; None without training.
@@ -53,6 +56,7 @@ class PassContext:
     recipe: PassOptions = field(default_factory=PassOptions)
     calibration: tuple[torch.Tensor, ...] = ()
     scratch: Path | None = None
+    code_files: CodeFiles | None = None
     memory_budget: int | None = None
     recovered: RecoveredWeights | None = None
     common_formats: bool = False

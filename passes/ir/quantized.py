@@ -16,32 +16,35 @@ A ``Prequantized`` weight, or a slice of one, isn't rounded again if it has the 
 integers of 2 or 3 bits if the format has 4 bits.
 
 Computing the values also computes scales and offsets. These are kept until they are requested. So a weight is read once
-if its scales and offsets are written right after its values.
+if its scales and offsets are written right after its values. With ``CodeFiles``, a weight is also rounded only once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 
 import torch
 
 from enginewright.runtime.shared.errors import PassError, SourceError
+from enginewright.runtime.shared.threads import available_threads
 from enginewright.runtime.shared.weight_formats import FORMATS
 
 from ..formats.grid import Grid
 from ..formats.rounding import ROUNDINGS, RoundedRows
 from ..ops.quantization import groups_of, scales_as_floats, scales_in_blocks
 from .chosen_rows import Chosen
+from .code_files import CodeFiles
 from .prequantized import CodeFormat, Codes, Prequantized, decode
 from .provenance import Part
 from .stacked_weights import Stack, pieces
 from .weights import Cast, Concat, Shape, Slice, WeightExpr
 
 _CHUNK_ELEMENTS = 1 << 18
-"""The number of elements that are quantized at a time. So there is no second float copy of a large weight, and a search
-for scales stays in the CPU's caches.
+"""The number of elements that a thread rounds at a time. So there is no second float copy of a large weight, and a
+search for scales stays in the CPU's caches. With fewer elements, calls of torch would take most of the time.
 """
 
 
@@ -76,10 +79,11 @@ class QuantizationCounts:
 
 @dataclass
 class _Shared:
-    """The results that the expressions for values, scales and offsets of one weight share: computed codes, and
-    counts.
+    """The state that the expressions for values, scales and offsets of one weight share: computed codes and counts, and
+    the files of rounded weights, if there are any.
     """
 
+    files: CodeFiles | None = None
     codes: dict[str, torch.Tensor] = field(default_factory=dict)
     counts: QuantizationCounts | None = None
 
@@ -109,12 +113,12 @@ class Quantized(WeightExpr):
         """Computes and returns values, scales and offsets."""
         members = pieces(self.base)  # experts that are stored one by one are read so
         if len(members) == 1:
-            codes, self._shared.counts = _codes(self.base, self.format)
+            codes, self._shared.counts = _codes(self.base, self.format, self._shared.files)
             return codes
         codes = _empty(self.base.shape, self.format)
         counts = QuantizationCounts()
         for i, member in enumerate(members):
-            part, part_counts = _codes(member, self.format)
+            part, part_counts = _codes(member, self.format, self._shared.files)
             for to, value in zip(codes.tensors, part.tensors, strict=True):
                 to[i] = value[0]
             counts += part_counts
@@ -211,9 +215,11 @@ class QuantizedOffsets(_Factors):
 
 
 def quantized(
-    base: WeightExpr, code_format: CodeFormat
+    base: WeightExpr, code_format: CodeFormat, files: CodeFiles | None = None
 ) -> tuple[QuantizedValues, QuantizedScales, QuantizedOffsets | None]:
     """Returns expressions for the values, the scales and, if the format has them, the offsets of a float weight.
+
+    ``files`` keeps the rounded weight; with None it is rounded at each evaluation.
 
     Raises PassError if the weight isn't floats, has no dimension to group, or has a K that the groups don't fit.
     """
@@ -225,16 +231,17 @@ def quantized(
     shifted = stored is not None and (stored.shifted or not code_format.offsets)
     if stored is None or not shifted or not blocks or not stored.fits(base.shape[-1], size):
         raise PassError(f"a weight {base.shape} can't be quantized to {code_format}")
-    shared = _Shared()
+    shared = _Shared(files)
     offsets = QuantizedOffsets(base, code_format, shared) if code_format.offsets else None
     return QuantizedValues(base, code_format, shared), QuantizedScales(base, code_format, shared), offsets
 
 
-def quantized_floats(base: WeightExpr, code_format: CodeFormat) -> QuantizedFloats:
-    """Returns the dequantized floats of a weight that is quantized to ``code_format``. Raises the errors of
-    ``quantized``.
+def quantized_floats(base: WeightExpr, code_format: CodeFormat, files: CodeFiles | None = None) -> QuantizedFloats:
+    """Returns the dequantized floats of a weight that is quantized to ``code_format``.
+
+    ``files`` is as for ``quantized``, whose errors are raised.
     """
-    values, _, _ = quantized(base, code_format)
+    values, _, _ = quantized(base, code_format, files)
     return QuantizedFloats(base, code_format, values._shared)
 
 
@@ -300,12 +307,12 @@ def formats_of_rows(expr: WeightExpr) -> frozenset[CodeFormat | None]:
             return frozenset({None})
 
 
-def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, QuantizationCounts]:
+def _codes(expr: WeightExpr, code_format: CodeFormat, files: CodeFiles | None) -> tuple[Codes, QuantizationCounts]:
     """Returns the codes of a weight, and counts: known integers of the format are unchanged, other values are
     rounded.
     """
     if not any(kind is not None and code_format in (kind, kind.in_4_bits) for kind in formats_of_rows(expr)):
-        return _rounded(expr, code_format)
+        return _rounded(expr, code_format, files)
     match expr:
         case Prequantized():
             codes = expr.codes()
@@ -314,41 +321,74 @@ def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantizati
             count = math.prod(expr.shape)
             return codes, QuantizationCounts(count, kept=count if expr.of_source else 0)
         case Concat() | Stack():
-            members = [_codes(b, code_format) for b in expr.bases]
+            members = [_codes(b, code_format, files) for b in expr.bases]
             join = torch.cat if isinstance(expr, Concat) else torch.stack
             joined = [join(kind, expr.dim) for kind in zip(*(c.tensors for c, _ in members), strict=True)]
             return Codes(*joined), sum((n for _, n in members), QuantizationCounts())
         case Slice():
-            codes, counts = _codes(expr.base, code_format)
+            codes, counts = _codes(expr.base, code_format, files)
             rows = [t.narrow(expr.dim, expr.start, expr.stop - expr.start) for t in codes.tensors]
             return Codes(*rows), counts.of_part(math.prod(expr.shape))
         case Chosen():
-            codes, counts = _codes(expr.base, code_format)
+            codes, counts = _codes(expr.base, code_format, files)
             rows = [t.index_select(expr.dim, torch.tensor(expr.indices)) for t in codes.tensors]
             return Codes(*rows), counts.of_part(math.prod(expr.shape))
         case Cast():
-            return _codes(expr.base, code_format)
+            return _codes(expr.base, code_format, files)
         case _:
             raise PassError(f"{expr.describe()} has no integers")
 
 
-def _rounded(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, QuantizationCounts]:
+def _rounded(expr: WeightExpr, code_format: CodeFormat, files: CodeFiles | None) -> tuple[Codes, QuantizationCounts]:
+    rounded = None if files is None else files.get(expr, code_format)
+    if rounded is None:
+        rounded = _round(expr, code_format)
+        if files is not None:
+            files.add(expr, code_format, rounded)
+    tensors = (t for t in (rounded.values, rounded.scales, rounded.offsets) if t is not None)
+    counts = QuantizationCounts(math.prod(expr.shape), rounded.saturated, rounded.vanished)
+    return Codes(*(t.unflatten(0, expr.shape[:-1]) for t in tensors)), counts
+
+
+def _round(expr: WeightExpr, code_format: CodeFormat) -> RoundedRows:
     value = expr.evaluate()
     size = value.shape[-1]
-    flat = value.reshape(-1, size)
-    codes = _empty(flat.shape, code_format)
+    rounded = round_matrix(value.reshape(-1, size), code_format)
+    if not _finite((t for t in (rounded.scales, rounded.offsets) if t is not None), size, code_format):
+        raise _error(expr, value)
+    return rounded
+
+
+def round_matrix(rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
+    """Rounds rows [N, K] of any float type to a format, a chunk at a time, on all cores.
+
+    The result is the same for any number of cores.
+    """
+    codes, (count, size) = _empty(rows.shape, code_format), rows.shape
     step = max(1, _CHUNK_ELEMENTS // size)
-    counts = QuantizationCounts(value.numel())
-    for start in range(0, len(flat), step):
-        rows = flat[start : start + step].float()
-        result = round_rows(rows, code_format)
-        tensors = [t for t in (result.values, result.scales, result.offsets) if t is not None]
+
+    def round_chunk(start: int) -> tuple[int, int]:
+        result = round_rows(rows[start : start + step].float(), code_format)
+        tensors = (t for t in (result.values, result.scales, result.offsets) if t is not None)
         for to, part in zip(codes.tensors, tensors, strict=True):
             to[start : start + step] = part
-        counts += QuantizationCounts(0, result.saturated, result.vanished)
-        if not _finite(tensors[1:], size, code_format):
-            raise _error(expr, value)
-    return Codes(*(t.unflatten(0, expr.shape[:-1]) for t in codes.tensors)), counts
+        return result.saturated, result.vanished
+
+    starts = range(0, count, step)
+    threads = min(available_threads(), len(starts))
+    counts = [round_chunk(start) for start in starts] if threads == 1 else _in_threads(threads, round_chunk, starts)
+    saturated, vanished = (sum(kind) for kind in zip(*counts, strict=True))
+    return RoundedRows(codes.values, codes.scales, codes.offsets, saturated, vanished)
+
+
+def _in_threads(threads: int, work: Callable[[int], tuple[int, int]], tasks: Iterable[int]) -> list[tuple[int, int]]:
+    """Returns the results of ``work`` on tasks, in order, computed in new threads; torch runs each op in one thread."""
+    threads_of_torch = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(work, tasks))
+    finally:
+        torch.set_num_threads(threads_of_torch)  # for later threads
 
 
 def _error(expr: WeightExpr, value: torch.Tensor) -> SourceError | PassError:

@@ -25,7 +25,7 @@ from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat, Codes, Prequantized, decode
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
-from ..ir.quantized import round_rows
+from ..ir.quantized import round_matrix, round_rows
 from ..ir.stacked_weights import pieces
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import Cast, Concat, Slice, WeightExpr
@@ -268,7 +268,8 @@ def _matrices(expr: WeightExpr) -> Any:
 
 
 def _nearest_codes(weight: torch.Tensor, code_format: CodeFormat) -> Codes:
-    result = round_rows(weight, code_format)
+    # Rows that aren't contiguous are rounded together: the order of torch's sums depends on their number.
+    result = (round_matrix if weight.is_contiguous() else round_rows)(weight, code_format)
     return Codes(result.values, result.scales, result.offsets)
 
 

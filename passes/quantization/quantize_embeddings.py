@@ -38,7 +38,7 @@ class QuantizeEmbeddings(Pass):
             ids, table = node.args
             assert isinstance(table, Node)
             with program.inserting_before(node):
-                integers = quantized_weight(program, table, weight_format)
+                integers = quantized_weight(program, table, weight_format, context)
                 kind = (weight_format.stored.multiplied_bits, weight_format.group_size)
                 new = program.call(ew.quantized_embedding.default, ids, *integers, *kind, where=node.meta[WHERE])
             program.replace(node, new)

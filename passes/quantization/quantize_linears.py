@@ -48,13 +48,15 @@ class QuantizeLinears(Pass):
         for node in program.nodes_of(*LINEARS):
             if node.meta[FORMAT].stored.integers:
                 with program.inserting_before(node):
-                    new = _quantize(program, node, inputs)
+                    new = _quantize(program, node, inputs, context)
                 program.replace(node, new)
                 result.matched += 1
         return result
 
 
-def quantized_weight(program: Program, node: Node, wanted: WeightFormat) -> tuple[Node, Node, Node | None]:
+def quantized_weight(
+    program: Program, node: Node, wanted: WeightFormat, context: PassContext
+) -> tuple[Node, Node, Node | None]:
     """Returns the values, scales and offsets of the weight of a call, in the format ``wanted``; offsets are None if it
     has none.
 
@@ -63,7 +65,7 @@ def quantized_weight(program: Program, node: Node, wanted: WeightFormat) -> tupl
     expr, code_format = program.weight_of(node), CodeFormat.of(wanted)
     assert expr is not None
     assert code_format is not None
-    values, scales, offsets = quantized(expr, code_format)
+    values, scales, offsets = quantized(expr, code_format, context.code_files)
     where = node.meta[WHERE]
     return (
         program.weight(f"{node.target}.{wanted.storage}", values, where=where),
@@ -72,7 +74,7 @@ def quantized_weight(program: Program, node: Node, wanted: WeightFormat) -> tupl
     )
 
 
-def _quantize(program: Program, node: Node, inputs: dict[tuple[Node, int], list[Node]]) -> Node:
+def _quantize(program: Program, node: Node, inputs: dict[tuple[Node, int], list[Node]], context: PassContext) -> Node:
     weight_format, where = node.meta[FORMAT], node.meta[WHERE]
     x, *between, weight, bias = node.args  # ew.grouped_linear has its starts between them
     assert isinstance(x, Node)
@@ -81,6 +83,6 @@ def _quantize(program: Program, node: Node, inputs: dict[tuple[Node, int], list[
     if key not in inputs:
         activation = program.call(ew.quantize_activation.default, *key, where=where)
         inputs[key] = [program.call(operator.getitem, activation, i, where=where) for i in range(3)]
-    integers = quantized_weight(program, weight, weight_format)
+    integers = quantized_weight(program, weight, weight_format, context)
     kinds = (weight_format.stored.multiplied_bits, weight_format.group_size, weight_format.activation_group_size)
     return program.call(_QUANTIZED[node.target], *inputs[key], *between, *integers, bias, *kinds, where=where)

@@ -57,7 +57,7 @@ class RequantizeOffsets(Pass):
             values, scales, offsets = parts
             assert values is not None and scales is not None
             floats = Dequantized(values, scales, offsets, a["weight_group"])
-            integers, factors, _ = quantized(floats, CodeFormat(4, a["weight_group"]))
+            integers, factors, _ = quantized(floats, CodeFormat(4, a["weight_group"]), context.code_files)
             name = str(a["weight"].target).removesuffix(".int4")
             with program.inserting_before(node):
                 a["weight"] = program.weight(f"{name}.requantized.int4", integers, where=where)

@@ -45,7 +45,7 @@ class RoundWeights(Pass):
             weight, weight_format, where = weight_node(node), node.meta[FORMAT], node.meta[WHERE]
             with program.inserting_before(node):
                 if (weight, weight_format) not in rounded:
-                    rounded[weight, weight_format] = _rounded(program, weight, weight_format, where)
+                    rounded[weight, weight_format] = _rounded(program, weight, weight_format, context, where)
                 args = list(node.args)
                 args[WEIGHT_ARGUMENT[node.target]] = rounded[weight, weight_format]
                 assert callable(node.target)
@@ -56,13 +56,16 @@ class RoundWeights(Pass):
         return result
 
 
-def _rounded(program: Program, weight: Node, wanted: WeightFormat, where: tuple[str, ...]) -> Node:
+def _rounded(
+    program: Program, weight: Node, wanted: WeightFormat, context: PassContext, where: tuple[str, ...]
+) -> Node:
     if wanted.stored.layout is not None:
-        values, scales, _ = quantized_weight(program, weight, wanted)
+        values, scales, _ = quantized_weight(program, weight, wanted, context)
         return program.call(ew.dequantize.default, values, scales, wanted.group_size, where=where)
     expr, code_format = program.weight_of(weight), CodeFormat.of(wanted)
     assert expr is not None and code_format is not None
-    return program.weight(f"{weight.target}.{wanted.storage}", quantized_floats(expr, code_format), where=where)
+    floats = quantized_floats(expr, code_format, context.code_files)
+    return program.weight(f"{weight.target}.{wanted.storage}", floats, where=where)
 
 
 def _is_rounded(program: Program, weight: Node) -> bool:

@@ -17,7 +17,10 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.passes.formats.rounding import RoundedRows
 from enginewright.passes.framework.base import Pass, PassContext, PassResult
+from enginewright.passes.ir import quantized
+from enginewright.passes.ir.prequantized import CodeFormat
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.scaled import hadamard
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr, Zeros
@@ -408,3 +411,44 @@ def test_rows_of_zeros_are_built_for_tensorrt_rtx(recipe: str, tiny_model: MakeM
         model.model.layers[0].mlp.down_proj.weight[5, 32:] = 0
     report = export(model, tmp_path / "a.bundle", recipe=recipe, targets=["tensorrt-rtx"], gpus=["8.9"])
     assert report.targets == ["tensorrt-rtx"] and len(report.engines) > 0
+
+
+FORMS = {
+    "int8": 'storage = "int8", group_size = 32, activation = "int8", activation_group_size = 32',
+    "int4": 'storage = "int4", group_size = 32, activation = "int8", activation_group_size = 32',
+    "with offsets": 'storage = "int4", group_size = 64, zero_point = true, activation = "int8", '
+    "activation_group_size = 64",
+    "bytes as scales": 'storage = "int4", group_size = 32, zero_point = true, activation = "int8", '
+    "activation_group_size = 32, scale_block = 8",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_weight_is_rounded_once_and_alike_by_any_number_of_threads(
+    form: str, tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report has measured several programs by then, and two targets have written the weights."""
+    tiny_model("Llama", hidden_size=256, intermediate_size=512).save_pretrained(tmp_path / "model")
+    (tmp_path / "a.toml").write_text(
+        f'name = "a"\n[weights]\nsmooth = true\ndefault = {{ {FORMS[form]} }}\nembeddings = {{ {FORMS["int8"]} }}\n'
+        "[budget]\nmax_kl = 5.0\n[calibration]\ntokens = 256\nsequence_length = 64\n"
+    )
+    rounded: list[int] = []
+    round_rows = quantized.round_rows
+
+    def counted(rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
+        rounded.append(rows.numel())
+        return round_rows(rows, code_format)
+
+    monkeypatch.setattr(quantized, "round_rows", counted)
+    monkeypatch.setattr(quantized, "_CHUNK_ELEMENTS", 1000)
+    targets = ("cpu",) if form == "bytes as scales" else ("cpu", "onnx")
+    bundles = []
+    for threads in (1, 3):
+        monkeypatch.setattr(quantized, "available_threads", lambda count=threads: count)
+        report = export(tmp_path / "model", tmp_path / f"{threads}.bundle", recipe=tmp_path / "a.toml", targets=targets)
+        assert report.quantization is not None and sum(rounded) == report.quantization.values
+        rounded.clear()
+        files = [f for f in Path(report.path).rglob("*") if f.is_file() and "report" not in f.parts]
+        bundles.append({str(f.relative_to(report.path)): f.read_bytes() for f in files})
+    assert bundles[0] == bundles[1]

@@ -16,6 +16,7 @@ from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.export import stages as export_stages
 from enginewright.optimizer.export.stages import Clock, warn_of_few_bits
 from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.passes.ir.code_files import CodeFiles
 from enginewright.runtime.shared.errors import CapacityError, SourceWarning
 from tests.passes.small_programs import decoder
 
@@ -46,10 +47,10 @@ def test_the_disk_has_room_for_all_targets_and_shared_weights_once(
     monkeypatch.setattr(export_stages.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     for count in (1, 2, 3):
         free = sum(sizes.values()) + (count - 1) * again
-        export_stages._check_disk([program] * count, tmp_path / "b")
+        export_stages._check_disk([program] * count, tmp_path / "b", CodeFiles(tmp_path))
         free -= 1
         with pytest.raises(CapacityError, match=f"the weights need {free + 1:,} bytes, and {free:,} are free"):
-            export_stages._check_disk([program] * count, tmp_path / "b")
+            export_stages._check_disk([program] * count, tmp_path / "b", CodeFiles(tmp_path))
 
 
 def test_the_source_s_bytes_are_those_of_its_weights_files(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from enginewright.passes.formats.round_to_4_bits import round_symmetric, round_w
 from enginewright.passes.ir.chosen_rows import Chosen
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, Prequantized, decode
 from enginewright.passes.ir.provenance import Part
-from enginewright.passes.ir.quantized import QuantizationCounts, formats_of_rows, quantized
+from enginewright.passes.ir.quantized import QuantizationCounts, formats_of_rows, quantized, round_matrix, round_rows
 from enginewright.passes.ir.stacked_weights import Stack
 from enginewright.passes.ir.weights import Cast, Concat, Slice, Source, Transpose, WeightExpr
 from enginewright.runtime.shared.errors import PassError, SourceError
@@ -389,3 +389,33 @@ def test_known_scales_must_be_finite() -> None:
 
     with pytest.raises(SourceError, match=r"weight known\.0: it has NaN or infinite values"):
         quantized(Broken(3, INT4), INT4)[0].evaluate()
+
+
+@pytest.mark.parametrize(
+    "code_format",
+    [
+        CodeFormat(4, 32),
+        CodeFormat(4, 64, offsets=True),
+        CodeFormat(4, 32, offsets=True, scale_block=8),
+        CodeFormat(8, 32),
+        CodeFormat(8, 0, kind="fp8"),
+        CodeFormat(4, 32, kind="iq4"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_are_the_same_with_any_number_of_threads(
+    code_format: CodeFormat, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    weight = (torch.randn(67, 1024) + 0.3).to(dtype)
+    weight[5, :64], weight[40, 3] = 1e-9, 60000.0
+    whole = round_rows(weight.float(), code_format)
+    for threads, chunk in ((1, 1 << 15), (2, 1 << 15), (5, 3000), (3, 1)):
+        monkeypatch.setattr("enginewright.passes.ir.quantized.available_threads", lambda count=threads: count)
+        monkeypatch.setattr("enginewright.passes.ir.quantized._CHUNK_ELEMENTS", chunk)
+        got = round_matrix(weight, code_format)
+        assert (got.saturated, got.vanished) == (whole.saturated, whole.vanished)
+        for a, b in zip(got[:3], whole[:3], strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or b is None or torch.equal(a.float(), b.float()), (threads, chunk)
