@@ -222,7 +222,10 @@ _CHOICE = tuple(
 _STATES = (*_PAST, Input("slots", "i32 [T]"))
 _FIRST_VALUE = Attribute("first", "integer")
 _CUTS = Attribute(
-    "cuts", "string", True, ", the first column of each rank, then the number of columns: `0,288,576;0,9,18`"
+    "cuts",
+    "string",
+    True,
+    ", each rank's first column, then the number of columns. In `0,288,576;0,9,18`, a semicolon separates two matrices",
 )
 _RANKS = Attribute("ranks", "integer")
 
@@ -337,7 +340,7 @@ OPS: Mapping[str, OpSchema] = {
         "selection",
         (Input("x", "[T,..]"), Input("rows", "i32 [R]")),
         ("[R,..]",),
-        about=". If an earlier step computed rows, x may have another number of rows than T",
+        about=". x has T rows, or any number if an earlier step computed `rows`",
     ),
     "elementwise": OpSchema(
         "plain",
@@ -425,7 +428,7 @@ OPS: Mapping[str, OpSchema] = {
         (
             "order i32 [T\\*k]: choices, sorted by expert, then by number",
             "rows i32 [T\\*k]: the tokens of these choices",
-            "starts i32 [E+1]: each expert's first index in order, then T\\*k",
+            "starts i32 [E+1]: each expert's first index in `order`, then T\\*k",
         ),
         (Attribute("experts", "integer"),),
     ),
