@@ -53,7 +53,9 @@ def command(
     ] = None,
     choices: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="JSONL of questions to answer; the value built-in means 40 questions."),
+        typer.Option(
+            metavar="FILE", help="A JSONL file of questions, or built-in for 40 questions that come with Enginewright."
+        ),
     ] = None,
     window: Annotated[
         int | None, typer.Option(help="Maximum tokens that are predicted together; default: 512, or a shorter context.")

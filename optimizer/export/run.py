@@ -90,7 +90,7 @@ def export(
         RequestError: the calibration file, a file that the recipe names, ``max_memory``, ``part`` or ``lora`` is
             invalid.
         TargetError: a GPU is unknown, or engines for it can't be built.
-        PartialExportError: one of several targets failed. The bundle was written with the other targets; see its
+        PartialExportError: some of several targets failed. The bundle was written with the other targets; see its
             ``report``.
         VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows. The message
             has the difference, and the values that a pass changed most.

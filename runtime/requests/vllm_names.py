@@ -45,7 +45,7 @@ class Only(msgspec.Struct, frozen=True):
 Rule = Renamed | Idle | Only
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
-_ONE_DEVICE = Only((None, 1), "a bundle runs on one device", "Set the number of cores with threads.")
+_ONE_DEVICE = Only((None, 1), "a bundle runs on one device", "Set the number of cores with the argument threads.")
 _NO_IMAGES = Only((*_EMPTY, ""), "models read only text", "Leave it out.")
 _NO_LORA = Only(
     (None, False), "adapters can't be loaded yet", "Merge the adapter into the model, and export the merged model."
@@ -58,7 +58,7 @@ _GUIDE = Only(
 _AT_EXPORT = Only(
     (None, "auto"),
     "the export fixes a bundle's formats",
-    "Leave it out, or pass a model instead of a bundle, with recipe.",
+    "Leave it out, or pass a model instead of a bundle, with the argument recipe.",
 )
 _ONE_VERSION = Only((None,), "the revision is part of the model's name", "Pass the model as ORG/NAME@REVISION.")
 _AS_EXPORTED = Only(
@@ -116,7 +116,7 @@ OF_LLM: Mapping[str, Rule] = {
     "generation_config": Only(
         (None, "vllm"),
         "a model's recommended parameters are never applied by default",
-        "To apply them, pass llm.default_params() to generate or chat.",
+        "To apply the recommended parameters, pass llm.default_params() to generate or chat.",
     ),
     "override_generation_config": Only(
         _EMPTY,

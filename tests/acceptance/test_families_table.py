@@ -98,11 +98,8 @@ have a lower KL.
 RECURRENT_LAYERS = """
 ## Recurrent layers
 
-These families have recurrent layers:
+Only the targets {} run these families:
 
-"""
-RECURRENT_TARGETS = """
-Only the targets {} have kernels for recurrent layers. Other targets refuse these families.
 """
 REFUSED = """
 ## Families that are refused
@@ -181,7 +178,7 @@ def page_of(records: Mapping[str, Family]) -> str:
     notes = {name: one.note for name, one in records.items() if one.result == "works" and one.note}
     parts += ["Limits:\n\n", *(f"- {name}: {note}\n" for name, note in notes.items())]
     targets = " and ".join(name for name in OWN if TARGETS[name].states)
-    parts += [RECURRENT_LAYERS, _block(sorted(RECURRENT)), RECURRENT_TARGETS.format(targets)]
+    parts += [RECURRENT_LAYERS.format(targets), _block(sorted(RECURRENT))]
     parts += [REFUSED, "\n".join(f"{reason}:\n\n{_block(names)}" for reason, names in refused.items() if names)]
     parts += [NOT_TRIED, _block(name for name, one in records.items() if one.result == "not tried")]
     return "".join(parts)

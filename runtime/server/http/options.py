@@ -55,7 +55,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     aliases: Annotated[dict[str, str], Option("Table of aliases: further name -> name of a model.", _FILE)] = {}
     llm: Annotated[
         dict[str, Any],
-        Option("Table of LLM's arguments for each model; the models divide threads and memory.", _FILE, restart=True),
+        Option(
+            "Table of arguments of LLM, for all models; threads and memory are divided among the models.",
+            _FILE,
+            restart=True,
+        ),
     ] = {}
     host: Annotated[str, Option("Address to listen on; only this machine reaches the default.", restart=True)] = (
         "127.0.0.1"
