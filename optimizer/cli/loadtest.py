@@ -130,7 +130,7 @@ def command(
 ) -> None:
     """Sends the requests of many clients to a server, and measures the times of each request.
 
-    The server must have OpenAI's API, as ours, vLLM's and llama.cpp's do.
+    The server must have OpenAI's API, like those of Enginewright, vLLM and llama.cpp.
     """
     from enginewright.optimizer.bench.plot import check_folder
     from enginewright.optimizer.loadtest.own_server import served

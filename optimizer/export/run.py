@@ -53,7 +53,7 @@ def export(
 ) -> ExportReport:
     """Exports a model: captures its decoder, applies the recipe's passes, and writes a bundle.
 
-    After each pass, the program's outputs are compared with those of the source model; finally, those of the bundle.
+    After each pass, the program's outputs are compared with the source model's outputs. At the end, the bundle's are.
 
     Args:
         source: a Hugging Face directory, a GGUF file, the id of a model on the Hugging Face Hub ("org/name" or
@@ -67,8 +67,8 @@ def export(
         calibration: a file of text or JSONL for passes that need calibration tokens. By default the recipe decides:
             tokens are sampled from the model, or are the built-in text.
         recovered: a folder of ``recover``, whose weights replace the source's.
-        max_memory: the most resident memory of the process, in bytes or as text such as "4GiB". The report has the
-            memory that was used, even if it was more.
+        max_memory: the most resident memory of the process, in bytes or as text such as "4GiB". The report
+            states the memory that was used, which can be more.
         gpus: the compute capabilities for which engines are built, such as "8.9" or "sm89", instead of the recipe's.
         kv_cache: the format of keys and values, instead of the recipe's: "f32", "bf16", "int8", or "auto:6000" (formats
             by layer, with at most 6,000 bytes per token).
@@ -81,7 +81,8 @@ def export(
         overwrite: True replaces an existing bundle.
         tokenizer: the tokenizer if ``source`` is a transformers model.
         cache: True copies a cached bundle of an equal earlier export, or else caches the new bundle; see `optimize
-            cache`. Exports of Hub ids and transformers models, and with ``recovered`` or ``max_memory``, aren't cached.
+            cache`. Exports of Hub ids and transformers models aren't cached, nor those with ``recovered`` or
+            ``max_memory``.
         progress: a function that is called during the work.
 
     Raises:

@@ -50,11 +50,11 @@ def recover(
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
 ) -> RecoveryReport:
-    """Trains a model that a recipe quantizes or prunes to predict as its source does, and stores the trained weights.
+    """Makes a smaller model from a source by a recipe, and trains it to predict as the source does.
 
-    ``export(source, bundle, recovered=output)`` then writes a bundle with these weights. Training runs the same program
-    as the bundle, with the same rounding. The loss is the KL divergence of the next token's distribution from the
-    source's.
+    ``export(source, bundle, recovered=output)`` then writes a bundle with the trained weights. Training runs the same
+    program as the bundle, with the same rounding. The loss is the KL divergence of the next token's distribution from
+    the source's.
 
     Args:
         source: a Hugging Face directory, a GGUF file, a Hub id, or a transformers model, which isn't changed.

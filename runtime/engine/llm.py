@@ -97,7 +97,7 @@ class LLM:
         memory: the most memory of the KV cache, in bytes or as text such as "512MiB"; None is a quarter of the free
             memory. Less is used if it suffices for ``max_requests`` requests with full context.
         states_memory: the part of ``memory`` for snapshots of recurrent layers' states. The least recently used
-            snapshots are evicted. None is room for one snapshot for each of ``max_requests``.
+            snapshots are evicted. None is enough for ``max_requests`` snapshots.
         max_requests: the most requests that run at the same time; further requests wait.
         prefill_chunk: the most prompt tokens of a step; None is 512, or the largest bucket if steps use buckets.
         buckets: True pads steps to the fixed sizes (buckets) in the bundle, if it has any; False runs steps of any
@@ -240,10 +240,10 @@ class LLM:
             raise
 
     def check_weights(self, timeout: float | None = None) -> bool:
-        """Waits until the hashes of all weights are checked, at most ``timeout`` seconds. Returns True if all are
-        right.
+        """Waits until the hashes of all weights are checked, at most ``timeout`` seconds.
 
-        Returns False after ``timeout`` seconds, or if ``verify`` isn't None.
+        Returns True if all hashes are right, and False after ``timeout`` seconds. It also returns False if ``verify``
+        isn't None, because nothing is checked during the first steps then.
 
         Raises:
             BundleError: a file of weights was altered, so earlier answers may be wrong.

@@ -88,9 +88,9 @@ class SamplingParams:
         logit_bias: a mapping of tokens to values that are added to their logits, before the penalties; -inf bans a
             token.
         allowed_token_ids: the only allowed tokens; () allows all.
-        bad_words: banned texts, or lists of token ids. A text is banned in its tokenizations at the beginning of a text
-            and after a space. Another tokenization may still occur, as in vLLM. At most 32,768 characters or ids
-            together.
+        bad_words: banned texts, or lists of token ids. A text is banned as it is tokenized at the beginning of a text
+            and after a space. Other tokenizations of it may still occur, as in vLLM. All together may have at most
+            32,768 characters or ids.
         min_tokens: end tokens are banned before the answer has this number of tokens. A stop string can end the answer
             earlier.
         seed: seed of the random numbers, 0 <= seed < 2**64. None computes it from the prompt, so the same prompt and

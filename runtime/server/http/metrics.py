@@ -205,7 +205,7 @@ class _Now(Collector):
             yield config
             adapters = GaugeMetricFamily(
                 "vllm:lora_requests_info",
-                "Always 1; labels have the adapters in use, which are none.",
+                "Always 1; labels list no adapters, because requests can't use any.",
                 labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
             )
             adapters.add_metric(["0", "", ""], 1)

@@ -93,7 +93,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_body: Annotated[Positive, Option("Maximum bytes of a request's body.")] = 16 << 20
     max_held: Annotated[
         Positive,
-        Option("Maximum bytes of all bodies whose answers haven't ended, without the first 64 KiB of each."),
+        Option("Maximum bytes of all bodies whose answers haven't ended; the first 64 KiB of each don't count."),
     ] = 128 << 20
     max_tenant_held: Annotated[
         Positive, Option("Most bytes of all bodies of a tenant, if the server has keys.", _FILE)
