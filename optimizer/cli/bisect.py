@@ -53,9 +53,7 @@ def command(
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            "--recipe", "-r", help="The recipe for a model that is compared with itself after each pass; default f32."
-        ),
+        typer.Option("--recipe", "-r", help="Without B: the recipe whose passes are examined; default f32."),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option("--calibration", help="The file that the bundle was calibrated with.")

@@ -58,7 +58,8 @@ def command(
         ),
     ] = None,
     window: Annotated[
-        int | None, typer.Option(help="Maximum tokens that are predicted together; default: 512, or a shorter context.")
+        int | None,
+        typer.Option(help="Maximum tokens that are predicted together; default: 512, or the context if shorter."),
     ] = None,
     stride: Annotated[
         int | None, typer.Option(help="Tokens from one window's start to the next one's; default: half of --window.")

@@ -152,7 +152,7 @@ def command(
         bool,
         typer.Option(
             "--cache/--no-cache",
-            help="Use the cached bundle of an equal export, or cache the new one (see `optimize cache`).",
+            help="Reuse the bundle of an equal export, and cache new bundles (see `optimize cache`).",
         ),
     ] = True,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,

@@ -102,9 +102,9 @@ class Saying:
     answer: Annotated[str, typer.Option(metavar="LENGTH", help="Maximum tokens of an answer.")] = "64"
     turns: Annotated[str, typer.Option(metavar="LENGTH", help="Turns per conversation.")] = "1"
     texts: Annotated[
-        str, typer.Option(metavar="LENGTH", help="Texts per request with --embed, each as long as a prompt.")
+        str, typer.Option(metavar="LENGTH", help="With --embed, texts per request; --prompt sets their length.")
     ] = "1"
-    shared_prefix: Annotated[int, typer.Option(help="Number of equal tokens with which requests begin.")] = 0
+    shared_prefix: Annotated[int, typer.Option(help="Length in tokens of the shared prefix of prompts.")] = 0
     prefixes: Annotated[int, typer.Option(help="Number of different shared prefixes.")] = 1
     leave: Annotated[float, typer.Option(help="Share of clients that disconnect during an answer, such as 0.1.")] = 0.0
     ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Goal for the time to the first token.")] = None

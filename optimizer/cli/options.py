@@ -191,7 +191,7 @@ class Running:
     provider: Provider = None
     trust: Trust = None
     context: Annotated[
-        int | None, typer.Option(help="Maximum tokens of a prompt with its answer; default: the model's limit.")
+        int | None, typer.Option(help="Maximum tokens of a prompt plus its answer; default: the model's limit.")
     ] = None
     threads: Threads = 0
     ranks: Ranks = None
@@ -223,10 +223,7 @@ class Serving(Running):
     ] = None
     offload_folder: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for keys and values that an adaptive context doesn't need in a step, so that a context can be "
-            "larger than --memory."
-        ),
+        typer.Option(help="Folder for keys and values that don't fit into --memory, for models with adaptive context."),
     ] = None
     offload_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Maximum size of --offload-folder, such as 20GiB.")
@@ -243,8 +240,8 @@ class Serving(Running):
         str,
         typer.Option(
             metavar="auto|off|lookup|BUNDLE",
-            help="Guess tokens and check several in one step, with the same answers. The value lookup copies from "
-            "earlier text, BUNDLE also asks a faster model; auto is lookup on the cpu target.",
+            help="Guess tokens and check several in one step, with the same answers. lookup copies guesses "
+            "from earlier text; BUNDLE is a faster model that also guesses; auto is lookup on the cpu target.",
         ),
     ] = "auto"
 

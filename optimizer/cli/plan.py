@@ -53,7 +53,7 @@ def command(
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(help="Tokens of each request with its answer; default: 2048, or a model's shorter context."),
+        typer.Option(help="Tokens of each prompt plus its answer; default: 2048, or the context if shorter."),
     ] = None,
     prompt: Annotated[int | None, typer.Option(help="Tokens of each prompt; default 512.")] = None,
     memory: Annotated[
@@ -71,7 +71,7 @@ def command(
     ] = None,
     threads: Threads = 0,
     ranks: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Numbers of ranks to plan, in all partitions.")
+        str | None, typer.Option(metavar="N,...", help="Numbers of ranks to plan for, in every partition.")
     ] = None,
     partition: Annotated[
         str | None, typer.Option(metavar="NAME=N,...", help="Plan only this partition, such as tensor=4,pipeline=2.")
@@ -82,7 +82,7 @@ def command(
             "--link",
             metavar="LINK",
             help="The link between ranks, such as nvlink, pcie4, ethernet10 or 2.5gbit. nvlink,ndr is nvlink within "
-            "machines and ndr between machines. Default: this machine's memory.",
+            "machines and ndr between machines. Default: the memory that ranks on this machine share.",
         ),
     ] = None,
     per_machine: Annotated[

@@ -55,7 +55,7 @@ def command(
         typer.Option(
             "--lora",
             metavar="FOLDER[=WEIGHT]",
-            help="An adapter of --source that the export merged; may be repeated.",
+            help="An adapter that the export merged into --source; may be repeated.",
         ),
     ] = None,
     against: Annotated[

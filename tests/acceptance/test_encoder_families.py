@@ -46,28 +46,28 @@ This page lists all families of encoders in transformers, and says whether their
 `tests/acceptance/test_encoder_families.py` makes the lists from tiny random models.
 [Embeddings](embeddings.md) shows how to use these bundles.
 
-## What a folder is
+## Results by folder
 
 | the model's folder | results of the bundle |
 | --- | --- |
-| has sentence-transformers' `modules.json` | vectors, pooled as the file states; scores of text pairs with LogitScore |
+| has sentence-transformers' `modules.json` | vectors, pooled as it states; if it lists `LogitScore`, scores of pairs |
 | lists `...ForSequenceClassification` in config.json | classes; if there is only one label, scores of pairs |
 | lists `...ForTokenClassification` in config.json | classes of tokens |
 | lists an encoder's `...Model` or `...ForMaskedLM` in config.json | vectors: the mean over the tokens |
 
 The last case is a guess, so the export warns. A decoder becomes an embedding model only if its folder has
 `modules.json`, as Qwen3-Embedding and EmbeddingGemma have. The export refuses T5 encoders, CLIP, ColBERT, sparse
-vectors, poolings that leave out the prompt's tokens, and targets other than cpu. It also refuses recipes with tables
-`auto`, `prune`, `attention`, `adaptive_context` or `buckets`. For vectors, a recipe's `max_kl` limits the cosine
+vectors, poolings that leave out prompts (`include_prompt: false`), and targets other than cpu. It also refuses recipes with
+tables `auto`, `prune`, `attention`, `adaptive_context` or `buckets`. For vectors, a recipe's `max_kl` limits the cosine
 distance. Without a calibration file, the export calibrates on the built-in text.
 
 ## What a recipe states
 
 Two facts aren't in every model's files: the sizes to which vectors may be cut, and the text around a query and a
 document. The keys `matryoshka_dimensions` of config.json and `truncate_dim` of config_sentence_transformers.json state
-the sizes. If a decoder's `modality_config` has the key `message` (Qwen3-Reranker, zerank-2), the chat template writes
-the text, for the roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma, Qwen3-Embedding
-and bge-reranker-v2-gemma have none of these keys. For such models, a recipe must state the facts:
+the sizes. If a decoder's `modality_config` has the key `message` (Qwen3-Reranker, zerank-2), the chat template adds
+the text to messages with the roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma,
+Qwen3-Embedding and bge-reranker-v2-gemma have none of these keys. For such models, a recipe must state the facts:
 
 ```toml
 [pooling]
@@ -80,8 +80,8 @@ template = "<|im_start|>user\\nQuery: {query}\\nDocument: {document}<|im_end|>\\
 
 The key `pooling_type` of the [architecture](models.md#gguf-files-that-are-read) selects the pooling: 1 is the mean,
 2 the first token, 3 the last token, and 4 a reranker's or classifier's head (`cls.*`). The value 0, a vector for each
-token, is refused. If the key is missing, an encoder with a head is a reranker, any other encoder returns the mean with
-a warning, and a decoder is a chat model.
+token, is refused. If the key is missing, an encoder with a head is a reranker, and a decoder is a chat model. Any other
+encoder returns the mean, and the export warns.
 
 As in llama.cpp's tools, `attention.causal` and `context_length` apply, vectors are normalized, and token types are 0.
 Vectors differ from those of transformers and llama.cpp by at most 1e-5 (5e-4 if llama.cpp computes GELU in float16). A

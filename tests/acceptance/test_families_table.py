@@ -91,8 +91,8 @@ WORKS = """
 ## Families that work
 
 In 32-bit floats, the logits of a prefill and 8 decode steps are within 1e-4 of transformers' logits. The lists are
-ordered by the mean KL divergence of the recipe `int8` from the original model, in nats per random token. Trained models
-have a lower KL.
+ordered by the mean KL divergence of the `int8` bundle from the model, in nats per token. Tokens are random; trained
+models have a lower KL.
 
 """
 RECURRENT_LAYERS = """

@@ -61,9 +61,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             restart=True,
         ),
     ] = {}
-    host: Annotated[str, Option("Address to listen on; only this machine reaches the default.", restart=True)] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str, Option("Address to listen on; with the default, only this machine can connect.", restart=True)
+    ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), Option("Port; 0 chooses a free port.", ("", "-p"), restart=True)] = 8000
     api_keys: Annotated[
         str | None, Option("A TOML file of keys (hashed), their tenants and quotas.", metavar="PATH", restart=True)
@@ -81,7 +81,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "A site whose pages may send requests (CORS), as https://example.org; * allows any.", ("--allowed-origin",)
         ),
     ] = []
-    insecure: Annotated[bool, Option("Allow a host that other machines reach, without keys.")] = False
+    insecure: Annotated[bool, Option("Let other machines connect without API keys.")] = False
     tls_certificate: Annotated[
         str | None, Option("A certificate (PEM), which enables HTTPS.", metavar="PATH", restart=True)
     ] = None
@@ -93,7 +93,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_body: Annotated[Positive, Option("Maximum bytes of a request's body.")] = 16 << 20
     max_held: Annotated[
         Positive,
-        Option("Maximum bytes of all bodies whose answers haven't ended; the first 64 KiB of each don't count."),
+        Option("Maximum bytes of all bodies of unfinished requests; the first 64 KiB of each don't count."),
     ] = 128 << 20
     max_tenant_held: Annotated[
         Positive, Option("Most bytes of all bodies of a tenant, if the server has keys.", _FILE)
