@@ -57,9 +57,9 @@ This page lists all families of encoders in transformers, and says whether their
 
 The last case is a guess, so the export warns. A decoder becomes an embedding model only if its folder has
 `modules.json`, as Qwen3-Embedding and EmbeddingGemma have. The export refuses T5 encoders, CLIP, ColBERT, sparse
-vectors, poolings that leave out prompts (`include_prompt: false`), and targets other than cpu. It also refuses recipes with
-tables `auto`, `prune`, `attention`, `adaptive_context` or `buckets`. For vectors, a recipe's `max_kl` limits the cosine
-distance. Without a calibration file, the export calibrates on the built-in text.
+vectors, poolings that leave out prompts (`include_prompt: false`), and targets other than cpu. It also refuses recipes
+with tables `auto`, `prune`, `attention`, `adaptive_context` or `buckets`. For vectors, a recipe's `max_kl` limits the
+cosine distance. Without a calibration file, the export calibrates on the built-in text.
 
 ## What a recipe states
 
