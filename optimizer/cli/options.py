@@ -240,8 +240,8 @@ class Serving(Running):
         str,
         typer.Option(
             metavar="auto|off|lookup|BUNDLE",
-            help="Guess tokens and check several in one step, with the same answers. With lookup, guesses "
-            "are copied from earlier text; with BUNDLE, a faster model also guesses. On the cpu target, auto is lookup.",
+            help="Guess tokens and check several in one step, with the same answers. With lookup, guesses are "
+            "copied from earlier text; with BUNDLE, a faster model also guesses. On the cpu target, auto is lookup.",
         ),
     ] = "auto"
 
