@@ -58,7 +58,7 @@ def rope_kv_write(
     interleaved: bool,
     dtype: str = "f32",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rotates q [T, Nq, D] and k [T, Nkv, D], and writes the rotated k and v to the caches -> (q, caches)."""
+    """Rotates q [T, Nq, D] and k [T, Nkv, D], and writes v and the rotated k to the caches -> (q, caches)."""
     return (
         rope(q, table, interleaved),
         *kv_write(k_cache, v_cache, rope(k, table, interleaved), v, slots, dtype),
