@@ -53,7 +53,7 @@ def export(
 ) -> ExportReport:
     """Exports a model: captures its decoder, applies the recipe's passes, and writes a bundle.
 
-    After each pass, the program's outputs are compared with the source model's outputs. At the end, the bundle's are.
+    The outputs of the program after each pass, and of the bundle, are compared with the source model's.
 
     Args:
         source: a Hugging Face directory, a GGUF file, the id of a model on the Hugging Face Hub ("org/name" or

@@ -20,7 +20,8 @@ class RecoverOptions:
         learning_rate: the highest learning rate. The rate rises during ``warmup``, then falls as a cosine to a tenth.
         warmup: the share of the steps in which the learning rate rises.
         temperature: the number by which the logits of both models are divided before they are compared.
-        hidden: the weight, in the loss, of the mean squared error of the layers' outputs, relative to the source's.
+        hidden: the loss includes this factor times the mean squared error of the layers' outputs, relative to the
+            source's outputs.
         clip: the largest norm of all gradients together; larger gradients are scaled down.
         weight_decay: the decay of matrices, as in AdamW.
         sampled_tokens: the number of tokens to sample from the source if there is no text.

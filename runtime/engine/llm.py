@@ -138,7 +138,7 @@ class LLM:
 
     Attributes:
         model: facts about the model, from the bundle.
-        engine: the engine. Only its own thread may call it; others may read its pools and counters.
+        engine: the engine. Only its own thread may call it; other threads may read its pools and counters.
 
     Raises:
         BundleError: the bundle is missing, damaged or too new, or has no such target; the message names the file and
@@ -583,8 +583,7 @@ class LLM:
             texts: a text or several. A text may be token ids, which must then include all special tokens.
             prompt: the name of one of the model's prompts, such as "query"; ``info()["pooling"]`` lists them. The
                 prompt is put before each text, but not before token ids. None is the model's default, "" is no prompt.
-            dimensions: returns only this number of each vector's first numbers, if the model allows it. None returns
-                all.
+            dimensions: the length of the returned vectors, if the model can shorten them. None returns whole vectors.
             normalize: True divides each vector by its length, after ``dimensions``. None is the model's default.
             truncate: True cuts texts that are longer than the model's context; False refuses them.
             progress: True shows a progress bar on stderr. None shows it on a terminal for 8 texts or more.
@@ -721,7 +720,7 @@ class LLM:
         The folder must belong to the user alone. Its files are authenticated by a key that is stored elsewhere.
 
         Returns:
-            The number of the prompt's first tokens that the folder then has, a multiple of 32.
+            The number of tokens at the prompt's beginning that the folder now has, a multiple of 32.
 
         Raises the errors of ``generate``, and RequestError if the target has no prefix cache.
         """
@@ -736,8 +735,8 @@ class LLM:
         prefix cache.
 
         Returns:
-            The number of the prompt's first tokens that are in the cache afterwards. Files of another
-            model, format or instruction set are ignored, and damaged files too (with a RuntimeWarning).
+            The number of tokens at the prompt's beginning that are now in the cache. Files of another model, format or
+            instruction set are ignored, and damaged files too (with a RuntimeWarning).
 
         Raises the errors of ``save_prefix``.
         """

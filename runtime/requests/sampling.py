@@ -61,7 +61,7 @@ class SamplingParams:
     them. None for a field means its default, except for ``max_tokens``.
 
     Attributes:
-        temperature: the divisor of the logits, as 32-bit floats; 0 takes the most probable token.
+        temperature: the number by which logits are divided, in 32-bit floats; 0 takes the most probable token.
         top_k: keeps only the k most probable tokens; 0 or -1 is off.
         top_p: keeps the most probable tokens until their probabilities sum to this value; 1 is off.
         min_p: keeps only tokens with at least this share of the greatest probability; 0 is off.
@@ -88,8 +88,8 @@ class SamplingParams:
         logit_bias: a mapping of tokens to values that are added to their logits, before the penalties; -inf bans a
             token.
         allowed_token_ids: the only allowed tokens; () allows all.
-        bad_words: banned texts, or lists of token ids. A text is banned as it is tokenized at the beginning of a text
-            and after a space. Other tokenizations of it may still occur, as in vLLM. All together may have at most
+        bad_words: banned texts, or lists of token ids. Two tokenizations of a banned text are banned: those at the
+            beginning of a text, and after a space. Others may still occur, as in vLLM. All together may have at most
             32,768 characters or ids.
         min_tokens: end tokens are banned before the answer has this number of tokens. A stop string can end the answer
             earlier.

@@ -340,7 +340,7 @@ OPS: Mapping[str, OpSchema] = {
         "selection",
         (Input("x", "[T,..]"), Input("rows", "i32 [R]")),
         ("[R,..]",),
-        about=". x has T rows, or any number if an earlier step computed `rows`",
+        about=". x has T rows, but any number of rows if an earlier step computed `rows`",
     ),
     "elementwise": OpSchema(
         "plain",

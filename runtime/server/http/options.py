@@ -96,7 +96,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Option("Maximum bytes of all bodies of unfinished requests; the first 64 KiB of each don't count."),
     ] = 128 << 20
     max_tenant_held: Annotated[
-        Positive, Option("Most bytes of all bodies of a tenant, if the server has keys.", _FILE)
+        Positive,
+        Option("Maximum bytes of one tenant's bodies whose answers haven't ended, if the server has keys.", _FILE),
     ] = 64 << 20
     max_connections: Annotated[Positive, Option("Maximum open connections.")] = 1024
     max_tenant_connections: Annotated[
@@ -110,8 +111,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Seconds,
         Option("Seconds after which an idle connection is closed. Set a shorter time in load balancers.", _FILE),
     ] = 75.0
-    header_seconds: Annotated[Seconds, Option("Most seconds in which a client must send its headers.", _FILE)] = 20.0
-    body_seconds: Annotated[Seconds, Option("Most seconds in which a client must send its body.", _FILE)] = 60.0
+    header_seconds: Annotated[Seconds, Option("Seconds in which a client must send its headers.", _FILE)] = 20.0
+    body_seconds: Annotated[Seconds, Option("Seconds in which a client must send its body.", _FILE)] = 60.0
     body_rate: Annotated[
         Count,
         Option("Least bytes per second at which a client must send its body after 10 seconds; 0 sets no limit.", _FILE),
@@ -178,7 +179,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ray: Annotated[
         str,
         Option(
-            'The Ray cluster of replicas: "local" starts one on this machine; HOST:PORT or "auto" joins one.',
+            'The Ray cluster that runs replicas: "local" starts one on this machine; HOST:PORT or "auto" joins one.',
             _FILE,
             restart=True,
         ),
