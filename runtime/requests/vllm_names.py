@@ -45,7 +45,7 @@ class Only(msgspec.Struct, frozen=True):
 Rule = Renamed | Idle | Only
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
-_ONE_DEVICE = Only((None, 1), "a bundle runs on one device", "Set the number of cores with the argument threads.")
+_ONE_DEVICE = Only((None, 1), "a bundle runs on one device", "Use threads=N to set the number of cores.")
 _NO_IMAGES = Only((*_EMPTY, ""), "models read only text", "Leave it out.")
 _NO_LORA = Only(
     (None, False), "adapters can't be loaded yet", "Merge the adapter into the model, and export the merged model."
@@ -58,7 +58,7 @@ _GUIDE = Only(
 _AT_EXPORT = Only(
     (None, "auto"),
     "the export fixes a bundle's formats",
-    "Leave it out, or pass a model instead of a bundle, with the argument recipe.",
+    'To choose formats, pass a model instead of a bundle, with recipe="int8".',
 )
 _ONE_VERSION = Only((None,), "the revision is part of the model's name", "Pass the model as ORG/NAME@REVISION.")
 _AS_EXPORTED = Only(
