@@ -41,7 +41,7 @@ def command(
         typer.Option(
             "--check",
             help="After the build, run the target, compare its tokens with the cpu target's, and print a report to "
-            "send. Without BUNDLE, a tiny model is exported and built.",
+            "send us. Without BUNDLE, a tiny model is exported and built.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -43,7 +43,7 @@ def command(
         bool,
         typer.Option(
             "--run",
-            help="Run a GPU target, compare its tokens with the cpu target's, and print a report to send. Without "
+            help="Run a GPU target, compare its tokens with the cpu target's, and print a report to send us. Without "
             "BUNDLE, a tiny model is exported.",
         ),
     ] = False,

@@ -104,7 +104,7 @@ class Saying:
     texts: Annotated[
         str, typer.Option(metavar="LENGTH", help="With --embed, texts per request; --prompt sets their length.")
     ] = "1"
-    shared_prefix: Annotated[int, typer.Option(help="Length in tokens of the shared prefix of prompts.")] = 0
+    shared_prefix: Annotated[int, typer.Option(help="Tokens in the shared prefix of prompts.")] = 0
     prefixes: Annotated[int, typer.Option(help="Number of different shared prefixes.")] = 1
     leave: Annotated[float, typer.Option(help="Share of clients that disconnect during an answer, such as 0.1.")] = 0.0
     ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Goal for the time to the first token.")] = None

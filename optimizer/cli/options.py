@@ -219,7 +219,7 @@ class Serving(Running):
     ] = None
     prefix_folder: Annotated[
         Path | None,
-        typer.Option(help="Folder for computed beginnings of prompts, which later runs reuse; default: none."),
+        typer.Option(help="Folder for cached prefixes of prompts, which later runs reuse; default: none."),
     ] = None
     offload_folder: Annotated[
         Path | None,

@@ -82,7 +82,7 @@ def command(
             "--link",
             metavar="LINK",
             help="The link between ranks, such as nvlink, pcie4, ethernet10 or 2.5gbit. nvlink,ndr is nvlink within "
-            "machines and ndr between machines. Default: the memory that ranks on this machine share.",
+            "machines and ndr between machines. Default: this machine's shared memory.",
         ),
     ] = None,
     per_machine: Annotated[
