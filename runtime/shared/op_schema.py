@@ -13,9 +13,8 @@ sizes. "rows" are any leading dimensions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
-
-import msgspec
 
 Cost = Literal["product", "experts", "table", "selection", "all", "meeting"]
 """The way in which the cost of a step of an op is counted:
@@ -72,7 +71,8 @@ class Attribute(NamedTuple):
         return f"{name}{values}{self.about}"
 
 
-class OpSchema(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class OpSchema:
     """The declaration of one op.
 
     Attributes:
