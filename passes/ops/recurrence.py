@@ -215,7 +215,8 @@ def gated_delta_rule(
     scale: float,
     normalize: bool,
 ) -> torch.Tensor:
-    """Computes gated delta networks and KDA: q, k [T, Nk, D], v [T, N, Dv], decay and beta of each token -> [T, N, Dv].
+    """Computes the recurrence of gated delta networks and KDA: q, k [T, Nk, D], v [T, N, Dv], decay and beta of
+    each token -> [T, N, Dv].
 
     Head n has a state S_n [D, Dv] and reads head n // (N / Nk) of q and k. For each token::
 
