@@ -97,11 +97,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 128 << 20
     max_tenant_held: Annotated[
         Positive,
-        Option("Maximum bytes of one tenant's bodies whose answers haven't ended, if the server has keys.", _FILE),
+        Option("Maximum bytes of all bodies of a tenant's unfinished requests, if the server has keys.", _FILE),
     ] = 64 << 20
     max_connections: Annotated[Positive, Option("Maximum open connections.")] = 1024
     max_tenant_connections: Annotated[
-        Positive, Option("Most open connections of a tenant, if the server has keys.", _FILE)
+        Positive, Option("Maximum open connections of a tenant, if the server has keys.", _FILE)
     ] = 512
     max_loaded: Annotated[
         Count,
