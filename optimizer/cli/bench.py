@@ -50,13 +50,13 @@ def command(
     prompts: Annotated[
         str | None,
         typer.Option(
-            "--prompt", metavar="N,...", help="Prompt lengths in tokens; default 128,512,2048; none skips prompts."
+            "--prompt", metavar="N,...", help='Prompt lengths in tokens; default 128,512,2048; "none" skips prompts.'
         ),
     ] = None,
     batches: Annotated[
         str | None,
         typer.Option(
-            "--batch", metavar="N,...", help="Requests in decode steps; default 1,4,8,16; none skips decode steps."
+            "--batch", metavar="N,...", help='Requests in decode steps; default 1,4,8,16; "none" skips decode steps.'
         ),
     ] = None,
     contexts: Annotated[
@@ -67,7 +67,7 @@ def command(
     rounds: Annotated[
         int | None,
         typer.Option(
-            help="Repetitions of all sizes; default 3, or 1 on targets that must compute prompts before decoding."
+            help="Repetitions of all sizes; default 3, or 1 on targets that can't time decode steps without prompts."
         ),
     ] = None,
     threads: Threads = 0,

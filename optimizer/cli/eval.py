@@ -54,7 +54,8 @@ def command(
     choices: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="A JSONL file of questions, or built-in for 40 questions that come with Enginewright."
+            metavar="FILE",
+            help='A JSONL file of questions, or "built-in" for 40 questions that come with Enginewright.',
         ),
     ] = None,
     window: Annotated[

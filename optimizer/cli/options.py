@@ -240,7 +240,7 @@ class Serving(Running):
         str,
         typer.Option(
             metavar="auto|off|lookup|BUNDLE",
-            help="Guess tokens and check several in one step, with the same answers. With lookup, guesses are "
+            help="Guess tokens and check several in one step, without changing answers. With lookup, guesses are "
             "copied from earlier text; with BUNDLE, a faster model also guesses. On the cpu target, auto is lookup.",
         ),
     ] = "auto"

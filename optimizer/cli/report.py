@@ -30,7 +30,7 @@ def command(
     measure: Annotated[bool, typer.Option("--measure", help="Time the bundle's steps now, for about 15 s.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the page to this HTML file, which needs no other files."),
+        typer.Option("--output", "-o", help="Write the report to this HTML file, which needs no other files."),
     ] = None,
     threads: Threads = 0,
     as_json: AsJson = False,
@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Shows the passes, quality, bytes and speed of an export, without changing the bundle.
 
-    Every export writes the page into report/report.html of its bundle.
+    Every export writes this report into its bundle, as report/report.html.
     """
     from enginewright.optimizer.report.bundle_report import open_report
 
