@@ -20,7 +20,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def gated_activation(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
-    """Computes kind(gate) * up, the two halves of gate_up: gate_up [.., 2I] -> [.., I].
+    """Splits gate_up into gate and up, and computes kind(gate) * up: gate_up [.., 2I] -> [.., I].
 
     Raises ValueError for an unknown kind.
     """
