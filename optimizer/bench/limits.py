@@ -62,5 +62,12 @@ class LimitMeter:
 
 
 def share_of(limit: float | None, seconds: float) -> float | None:
-    """Returns the share of the limit that was reached, limit / seconds; None without a limit."""
+    """Returns the reached share of the machine's speed, ``limit / seconds``: 0.5 if work took twice its least time.
+
+    Args:
+        limit: the least seconds in which the machine can do the work; None or 0 if there is no limit.
+        seconds: the measured seconds.
+
+    Returns None without a limit, and for 0 seconds.
+    """
     return limit / seconds if limit and seconds > 0 else None

@@ -68,7 +68,12 @@ _WRITERS: Mapping[str, Callable[[Path, Iterable[str], FloatArray], None]] = {
 
 
 def check_output(path: Path) -> None:
-    """Raises RequestError for an output of an unknown kind or in a bundle, MissingDependencyError without pyarrow."""
+    """Checks that vectors can be written to a file at ``path``.
+
+    Raises:
+        RequestError: its name doesn't end with .npy, .jsonl or .parquet, its folder is missing, or it is in a bundle.
+        MissingDependencyError: its name ends with .parquet, and pyarrow isn't installed.
+    """
     if path.suffix.lower() not in _WRITERS:
         hint = f"Name a file that ends with {', '.join(_WRITERS)}."
         raise RequestError(f"output: {path}: its name doesn't say what it is", hint=hint)

@@ -21,7 +21,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Assignment:
-    """An option for each unit, by index, with their total size and predicted KL."""
+    """A choice of one option for each unit of a list of ``Options``.
+
+    Attributes:
+        chosen: for each unit, the index of its option.
+        size: the sum of the sizes of these options.
+        cost: the sum of their predicted KL.
+    """
 
     chosen: tuple[int, ...]
     size: int

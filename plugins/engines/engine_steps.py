@@ -163,11 +163,10 @@ class PackedProgram(ABC):
     memory: StepMemory
 
     def runs(self, step: StepInput) -> Iterator[EngineRun]:
-        """Implements ``EngineProgram.runs``.
+        """Yields the runs of a step in order, each padded to the sizes of a profile.
 
         If a step has more rows of logits than its profile, its requests are computed several times, each time with
-        other rows;
-        every run writes the same values to the caches.
+        other rows. Every run writes the same values to the caches.
         """
         for part, order in divided(step, self, decodes=_decodes(step)):
             tokens, requests, decodes = len(part.ids), len(part.kv_len), _decodes(part)
@@ -190,7 +189,7 @@ class PackedProgram(ABC):
 
     @abstractmethod
     def most(self, *, decodes: bool) -> tuple[int, int]:
-        """Implements ``HoldsSteps.most``."""
+        """Returns the maximum tokens and requests of a step. ``decodes``: True for steps with one token per request."""
 
     @abstractmethod
     def most_rows(self, shape: StepShape) -> int:

@@ -98,7 +98,10 @@ class SlotEngines:
         self._scratch = device.allocate(max(engine.scratch_bytes for engine in engines))
 
     def runs(self, step: StepInput) -> Iterator[EngineRun]:
-        """Implements ``EngineProgram.runs``."""
+        """Yields the runs of a step in order, each padded to a profile that holds it.
+
+        Raises RequestError or CapacityError for a step that can't run.
+        """
         slot_of = slots_of(step, self.memory.groups, self._slots)
         for run in plan_runs(step, slot_of, self._capacity):
             for choice, part in cut(run, self._choices):

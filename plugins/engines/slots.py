@@ -22,11 +22,22 @@ FREE_SHARE = 0.8
 
 
 class SlotForm:
-    """The ``EngineForm`` of engines of the whole model. A cache block is a slot for one request.
+    """The ``EngineForm`` of TensorRT engines that compute the whole model: each request has one slot as its cache.
 
-    A step has either prompts or decodes. All cache groups get the number of slots of the smallest. A slot has one
-    position
-    more than a request has tokens. Raises BundleError if the target has no such engines, or their profiles contradict.
+    A slot counts as a cache block. All cache groups get the number of slots of the smallest. A step has either prompts
+    or decodes.
+
+    Args:
+        bundle: the bundle.
+        target: the name of a target with such engines.
+
+    Attributes:
+        cache_groups: the cache groups, with slots as blocks.
+        context: the most tokens of a request: one fewer than the positions of a slot, as padding writes to the last.
+        most_blocks: None, as engines don't limit the number of slots.
+
+    Raises BundleError if the target has no such engines, if their profiles have slots of different lengths, or if no
+    profile holds some number of requests or tokens below the largest.
     """
 
     most_blocks: int | None = None

@@ -180,10 +180,17 @@ def kv_write_kernel(
     """Writes k [T, Nkv, D] and v [T, Nkv, Dv] to ``slots`` [T] of the caches [P*K, Nkv, D] and [P*K, Nkv, Dv]; grid
     (T).
 
-    A token whose slot isn't from 0 to capacity-1 is skipped: padding has slot -1. With a VALUE_SIZE of 0 only keys are
-    written, and v and the cache of values may be None. ``FORMAT`` is "float", "int8", "e4m3" (bytes), "rotated8" or
-    "rotated4" (bytes). All but the first have scales [P*K, Nkv]. They follow ``ew.quantized_kv_write``, and the last
-    two ``passes.ops.quantized_cache.quantize_to_few_bits``.
+    A token whose slot isn't from 0 to capacity-1 is skipped: padding has slot -1. ``capacity`` is P*K. The strides are
+    the elements from one token to the next in k and in v. The caches are written in place: an argument ``NAME_before``
+    has the address of ``NAME``, and isn't used.
+
+    KV_HEADS, HEAD_SIZE and VALUE_SIZE are Nkv, D and Dv; HEADS, WIDTH and VALUE_WIDTH are these rounded up to powers of
+    two. With a VALUE_SIZE of 0 only keys are written; v and the cache of values may then be None.
+
+    FORMAT is the format of both caches. In "float" the numbers are converted to the cache's type, and there are no
+    scales. The other formats have a scale for each token and head, [P*K, Nkv]. "int8" and "e4m3" (as bytes) round as
+    ``ew.quantized_kv_write`` does. "rotated8" (int8) and "rotated4" (two 4-bit codes in a byte) round as
+    ``passes.ops.quantized_cache.quantize_to_few_bits``.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)

@@ -78,8 +78,10 @@ def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def option_words(rows: int) -> dict[str, int]:
-    """Returns the number of 4-byte words of each option for ``rows`` rows. Starts of lists have one entry more than
-    rows.
+    """Returns option -> the length of its array in 4-byte words, for a step with ``rows`` rows of logits.
+
+    An option of type int64 has two words for each row. An option that is a list for each row, such as ``seen_start``,
+    has the starts of these lists here, which are ``rows`` + 1 words; the lists are in another array.
     """
     words = {name: rows * option_type(name).itemsize // 4 for name in (*SAMPLING_OPTIONS, "mask_rows")}
     return words | dict.fromkeys(SAMPLING_LISTS, rows + 1)

@@ -139,7 +139,10 @@ class EngineLoop:
         return self.stop()
 
     def stop(self) -> bool:
-        """Stops the engine's thread as ``close`` does, with the same result, but calls no listener."""
+        """Waits for the current step, and lets no other begin. Unlike ``close``, reports no error to listeners.
+
+        Returns True if the executor is idle. Returns False in a forked child, and if it is called from within a step.
+        """
         self._ended = self._ended or _closed_error
         self._listeners.clear()
         self._wakes.put(None)

@@ -303,7 +303,7 @@ class DividedPool(BlockPool):
     def owners_of_next(
         self, table: Sequence[int], count: int, tenant: str = "", *, force: bool = False, owner: int | None = None
     ) -> list[int]:
-        """Implements ``BlockPool``.
+        """Returns the owner of each block to append to ``table``, with the arguments of ``BlockPool.owners_of_next``.
 
         A split that has been begun keeps its owner. A new split goes to the owner with the most free blocks; among
         equals, to the owner whose number is nearest to the last split's. So an empty pool gives 0 1 2 2 1 0 0 1 2: all

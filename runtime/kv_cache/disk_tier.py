@@ -55,16 +55,16 @@ class DiskTier(Tier):
 
     @property
     def usable(self) -> bool:
-        """Implements ``Tier``."""
+        """True if records can be read: the folder had no problem so far."""
         return self.store.usable
 
     @property
     def writable(self) -> bool:
-        """Implements ``Tier``."""
+        """True if records can be saved: this process holds the lock of the folder."""
         return self.store.writable
 
     def has(self, name: bytes) -> bool:
-        """Implements ``Tier``."""
+        """Returns True if the folder has a record of this name; reading it may still fail."""
         return self.store.has(name)
 
     def save(self, name: bytes, namespace: Namespace, items: Items, blocks: Sequence[Place], *, wait: bool) -> None:
@@ -74,7 +74,7 @@ class DiskTier(Tier):
             self.store.write(name, namespace, items, payloads, wait=wait)
 
     def load(self, name: bytes, items: Sequence[Item], blocks: Sequence[Place]) -> bool:
-        """Implements ``Tier``."""
+        """Fills blocks from a record. Returns False if it is missing, damaged or of other tokens."""
         payloads = self.store.read(name, items, [self._sizes[group] for group, _ in blocks])
         for (group, block), payload in zip(blocks, payloads or (), strict=payloads is not None):
             if block != NO_BLOCK:
@@ -82,7 +82,7 @@ class DiskTier(Tier):
         return payloads is not None
 
     def touch(self, names: Sequence[bytes]) -> None:
-        """Implements ``Tier``; see ``BlockStore.used``."""
+        """Marks records as used now. Among them the last one is deleted first."""
         self.store.used(names)
 
     def seconds(self, names: Sequence[bytes]) -> float:
@@ -95,11 +95,11 @@ class DiskTier(Tier):
             self.store.seconds_per_block *= _FADING
 
     def delete(self, tenant: str | None) -> int:
-        """Implements ``Tier``."""
+        """Deletes the records of a tenant, or all if ``tenant`` is None. Returns the number of deleted files."""
         return self.store.delete(tenant)
 
     def flush(self) -> None:
-        """Implements ``Tier``."""
+        """Waits until all queued records are written or skipped, a minute at most."""
         self.store.flush()
 
     def close(self) -> None:
@@ -107,5 +107,5 @@ class DiskTier(Tier):
         self.store.close()
 
     def describe(self) -> dict[str, Any]:
-        """Implements ``Tier``."""
+        """Returns the facts about the folder, as "disk"."""
         return {"disk": self.store.describe()}

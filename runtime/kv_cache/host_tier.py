@@ -105,20 +105,20 @@ class HostTier(Tier):
 
     @property
     def usable(self) -> bool:
-        """Implements ``Tier``."""
+        """True if records can be read: until ``close``."""
         return not self._closed
 
     @property
     def writable(self) -> bool:
-        """Implements ``Tier``."""
+        """True if records can be saved: until ``close``."""
         return not self._closed
 
     def has(self, name: bytes) -> bool:
-        """Implements ``Tier``."""
+        """Returns True if there is a record of this name, here or in the folder; reading it may still fail."""
         return name in self._copies or (self._disk is not None and self._disk.usable and self._disk.has(name))
 
     def in_memory(self, name: bytes) -> bool:
-        """Implements ``Tier``."""
+        """Returns True if the record is in main memory; False if it is only in the folder."""
         return name in self._copies
 
     def save(self, name: bytes, namespace: Namespace, items: Items, blocks: Sequence[Place], *, wait: bool) -> None:
@@ -145,7 +145,7 @@ class HostTier(Tier):
         self.use.saved += 1
 
     def load(self, name: bytes, items: Sequence[Item], blocks: Sequence[Place]) -> bool:
-        """Implements ``Tier``."""
+        """Fills blocks from a record, here or in the folder; returns False if it is missing or damaged."""
         record = self._copies.get(name)
         if record is None:
             return self._disk is not None and self._disk.usable and self._disk.load(name, items, blocks)
@@ -170,7 +170,7 @@ class HostTier(Tier):
         return stored
 
     def touch(self, names: Sequence[bytes]) -> None:
-        """Implements ``Tier``."""
+        """Marks records, here or in the folder, as used now. Among them the last one is evicted first."""
         self._move_to_end(names)
         if self._disk is not None:
             self._disk.touch([name for name in names if name not in self._copies])
@@ -182,23 +182,23 @@ class HostTier(Tier):
         return self._disk.seconds([name for name in names if name not in self._copies])
 
     def slower(self) -> None:
-        """Implements ``Tier``."""
+        """Tells the folder, if there is one, that reading was slower than computing."""
         if self._disk is not None:
             self._disk.slower()
 
     def delete(self, tenant: str | None) -> int:
-        """Implements ``Tier``."""
+        """Deletes records, here and in the folder: those of a tenant, or all for None. Returns the number of files."""
         for name in [name for name, record in self._copies.items() if tenant in (None, record.namespace.tenant)]:
             self._forget(name)
         return 0 if self._disk is None else self._disk.delete(tenant)
 
     def spill(self) -> None:
-        """Implements ``Tier``."""
+        """Writes the records in main memory to the folder, if there is one. Waits for room in its queue."""
         for name in list(dict.fromkeys(name for order in self._order.values() for name in order)):
             self._write(name, wait=True)
 
     def flush(self) -> None:
-        """Implements ``Tier``."""
+        """Waits until the files of the folder, if there is one, are written."""
         if self._disk is not None:
             self._disk.flush()
 
@@ -210,7 +210,7 @@ class HostTier(Tier):
             self._disk.close()
 
     def describe(self) -> dict[str, Any]:
-        """Implements ``Tier``."""
+        """Returns the use of main memory as "host", and that of the folder, if there is one, as "disk"."""
         used = sum(self._bytes[group] * len(order) for group, order in self._order.items())
         total = used + sum(self._bytes[group] * len(free) for group, free in self._free.items())
         host = {**vars(self.use), "records": len(self._copies), "bytes": used, "total_bytes": total}

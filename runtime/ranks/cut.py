@@ -433,9 +433,15 @@ class LayerCut:
         return with_operands(step, inputs, step.outputs)
 
     def index_columns(self, operand: Operand, cut: Slice, lo: int, hi: int) -> tuple[int, int]:
-        """Returns the range of columns that belong to the indices ``lo`` to ``hi`` - 1 of a step's axis.
+        """Returns the columns (first, end) of an operand that belong to the indices ``lo`` to ``hi`` - 1 of an axis.
 
-        They are counted from the first column of the view ``operand``. ``cut``: the part of the view for each index.
+        A column is the number of an element in a row of the operand, from 0 on. ``end`` is exclusive.
+
+        Args:
+            operand: an output [M, ...] of the step that is cut along the axis.
+            cut: the dimension of the operand that the axis divides, and the number of its elements for each index.
+            lo, hi: the first index, and the index after the last one. It may exceed the axis: the columns end with the
+                row.
         """
         unit = columns_of_index(operand, cut)
         return lo * unit, min(hi * unit, width_of(operand))

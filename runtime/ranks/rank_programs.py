@@ -62,11 +62,15 @@ def whole_groups(programs: Sequence[LoweredProgram], how: Partition) -> tuple[Ca
 def partition(program: LoweredProgram, how: Partition) -> tuple[LoweredProgram, ...]:
     """Divides a lowered program of any target into one for each rank, and plans its memory.
 
-    Only rank 0 has whole logits. Block tables and slots are the same on every rank; a cache group has the heads of its
-    rank.
+    Only rank 0 has whole logits. Block tables and slots are the same on every rank. The cache groups of a rank's
+    program have only the heads and layers that the rank stores.
 
-    Raises RequestError if there are more ranks than query heads or more stages than layers, if heads can't be divided,
-    or if kinds can't be combined.
+    Args:
+        program: the program of the whole model.
+        how: the number of ranks of each kind. For one rank the program is returned unchanged.
+
+    Raises RequestError if there are more ranks than query heads, or more stages than places to cut the model; if heads
+    can't be divided so; or if two kinds in ``how`` can't be combined, such as ``ring`` and any other.
     """
     if how.ranks == 1:
         return (program,)

@@ -126,12 +126,16 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Operand(Record, frozen=True, kw_only=True):
-    """A strided view. ``strides`` and ``offset`` count elements.
+    """A strided view of memory that a step reads or writes.
 
-    ``kind`` is one of four. ``buffer``: a view of a buffer in the arena. ``weight``: of a tensor in the bundle's
-    weights.
-    ``input``: of an array of the step, by its name in ``step_schema``. ``cache``: a layer's KV cache called
-    ``GROUP/LAYER``; shape and strides are empty, and the group has the type.
+    Attributes:
+        kind: the memory: "buffer", a buffer in the arena; "weight", a tensor in the bundle's weights; "input", an array
+            of the step; "cache", a layer's KV cache.
+        name: the buffer's or tensor's name, the array's name in ``step_schema``, or ``GROUP/LAYER`` for a cache.
+        dtype: the type of the elements. It means nothing for a cache, whose type is that of its cache group.
+        shape: the sizes; () for a cache.
+        strides: the distance between neighbours along each dimension, in elements; () for a cache.
+        offset: the position of the first element in the memory, in elements.
     """
 
     kind: Literal["buffer", "weight", "input", "cache"]

@@ -182,12 +182,13 @@ def ports_of(groups: Iterable[str], more: Iterable[str] = ()) -> Iterator[tuple[
 
 
 def ports_in(values: Mapping[str, Value], ports: Iterable[str], group: str) -> dict[str, Value]:
-    """Returns the value of each of ``ports``: port -> value.
+    """Returns port -> the value of its array, for each of ``ports``.
 
     Args:
-        values: array name -> value. A port of cache groups has one array for each group.
+        values: name of an array -> its value. Most ports have an array of the same name. A port of cache groups has one
+            for each group: ``block_table`` has ``block_table:GROUP``.
         ports: the names of the ports.
-        group: the cache group whose arrays are returned for ports of cache groups.
+        group: the cache group whose array is returned for a port of cache groups.
     """
     return {port: values[group_port(port, group) if PORTS[port].by_group else port] for port in ports}
 

@@ -243,7 +243,14 @@ def _of_mapping(prompt: Mapping[str, Any], name: str) -> tuple[Any, str | None]:
 
 
 def token_ids(prompt: Any, name: str) -> list[Any]:
-    """Returns the items of a list of ids, or of another ordered iterable; ``checked_ids`` checks them."""
+    """Returns the items of a prompt of token ids, unchecked: the caller then passes them to ``checked_ids``.
+
+    Args:
+        prompt: the ids: a list, an array, a generator or another ordered iterable.
+        name: the prompt's name in errors.
+
+    Raises RequestError naming the prompt if it is a text, a mapping, bytes, a set, or no iterable at all.
+    """
     if isinstance(prompt, (str, Mapping)):
         raise RequestError(f"{name}: its token ids are {shown(prompt)}", hint=_PROMPTS)
     return _items(name, prompt, _PROMPTS)

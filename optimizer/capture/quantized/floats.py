@@ -1,11 +1,16 @@
 """Checkpoints of narrow floats: FP8, NVFP4, MXFP4 and MXFP8.
 
-    FP8           weight e4m3 [N, K]; weight_scale_inv f32 [N / 128, K / 128], edges rounded up, is multiplied
-    NVFP4         weight_packed uint8 [N, K / 2]      e2m1, low nibble first; weight_scale e4m3 [N, K / 16], divided by
-                  weight_global_scale. ModelOpt: weight, weight_scale, multiplied by weight_scale_2
-    MXFP4         weight_packed uint8 [N, K / 2]; weight_scale uint8 or F8_E8M0 [N, K / 32], 2^(scale - 127).
-                  gpt-oss: _blocks uint8 [E, N, K / 32, 16], _scales uint8 [E, N, K / 32] of a parameter [E, K, N]
-    MXFP8         weight e4m3 [N, K]; weight_scale as MXFP4 has it
+Each value of a weight [N, K] is a narrow float times a scale. The sizes of tensors of scales are rounded up:
+
+    FP8           weight e4m3 [N, K]; weight_scale_inv f32 [N / 128, K / 128]: the scale of a block of 128 x 128.
+                  compressed-tensors: weight_scale, of the whole weight, a channel, a group or a block
+    NVFP4         weight_packed uint8 [N, K / 2]: two e2m1 a byte, the first in the low bits; weight_scale e4m3
+                  [N, K / 16]. A scale is weight_scale / weight_global_scale, which is one f32.
+                  ModelOpt: weight uint8 in place of weight_packed; a scale is weight_scale * weight_scale_2
+    MXFP4         weight_packed as in NVFP4; weight_scale uint8 or F8_E8M0 [N, K / 32]: the scale is
+                  2^(weight_scale - 127). gpt-oss, for the experts' parameter NAME [E, K, N]: NAME_blocks uint8
+                  [E, N, K / 32, 16] and NAME_scales uint8 [E, N, K / 32]
+    MXFP8         weight e4m3 [N, K]; weight_scale as in MXFP4
 
 Sources: DeepSeek-V3 (README_WEIGHTS.md), compressed-tensors 0.20 (compressors/), gpt-oss (torch/weights.py).
 """

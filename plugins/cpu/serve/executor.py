@@ -139,7 +139,7 @@ class CpuExecutor(HostBlocks):
         return run(step)
 
     def interrupt(self) -> None:
-        """Implements ``Interruptible``."""
+        """Ends a step with several runs after the current run. It can be called from any thread."""
         self._program.interrupt()
 
     def copy_blocks(self, copies: Mapping[str, npt.NDArray[Any]]) -> None:

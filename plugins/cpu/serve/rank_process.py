@@ -59,10 +59,12 @@ class RankSetting(CpuPartSetting, frozen=True, kw_only=True):
     """The settings of a rank on rank 0's machine.
 
     Attributes:
-        rank: the rank.
+        rank: the number of the rank, from 1 on.
         cores: the cores that it runs on; () for any.
-        file: the descriptor of the shared memory.
-        cache_bytes, spin, in_flight: see ``_cpu.RankLink``.
+        file: the file descriptor of the memory that all ranks share.
+        cache_bytes: the bytes of each rank's caches.
+        spin: the seconds for which a rank waits awake before it sleeps.
+        in_flight: the steps that may be posted before rank 0 has run the first of them.
         parent: the process id of rank 0.
     """
 

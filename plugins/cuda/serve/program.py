@@ -314,7 +314,7 @@ class CudaProgram:
         return torch.as_strided(memory, shape, strides, at)
 
     def stored(self, step: Step, inputs: Sequence[Any]) -> tuple[Stored, list[Any]]:
-        """Implements ``Binder.stored``."""
+        """Returns the weight of an op in ``STORED``, and the inputs after the weight, its scales and offsets."""
         first, group = STORED[step.op]
         use = self._uses[step.inputs[first].name]
         form = FORMS.get(use.dtype, "float")
@@ -327,18 +327,18 @@ class CudaProgram:
         return Stored(inputs[first], form, scales, offsets, int(step.attrs.get(group, 0)), laid), rest
 
     def bias_like(self, bias: Tensor, out: Tensor) -> Tensor:
-        """Implements ``Binder.bias_like``."""
+        """Returns a bias [N] in the type of ``out``; the conversion is cached."""
         if bias.dtype == out.dtype:
             return bias
         name = f"{bias.data_ptr() if bias.device.type != 'meta' else id(bias)}:{out.dtype}"
         return self._biases.setdefault(name, bias.to(out.dtype))
 
     def scratch(self) -> Tensor:
-        """Implements ``Binder.scratch``."""
+        """Returns float32 memory for the results of attention's splits, or for the parts of a product."""
         return self._scratch
 
     def room(self, name: Room, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Implements ``Binder.room``."""
+        """Returns the temporary memory of the kind ``name`` as a tensor of this shape and type."""
         size = math.prod(shape) * dtype.itemsize
         return self._rooms[name].narrow(0, 0, size).view(dtype).view(*shape)
 
@@ -350,7 +350,11 @@ class CudaProgram:
         return self._exchange
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
-        """Implements ``Binder.work``."""
+        """Returns the list of attention's splits for a window; None if the step has none.
+
+        A step has no list if it has only prompts, or if all its requests are decoded and one split holds any context.
+        When a window is first used, the launch that writes its list is appended to ``works``.
+        """
         blocks = table.shape[1]
         splits = splits_of(blocks, cache.group.block_size)
         if not self._mixed and (not self._decodes or splits == 1):
@@ -366,32 +370,32 @@ class CudaProgram:
         return self._lists[window]
 
     def launch(self, call: Call) -> Work:
-        """Implements ``Binder.launch``."""
+        """Returns a function that launches the call; a function that does nothing if the grid is empty."""
         if math.prod(call.grid) == 0:
             return _nothing
         return self._launcher.bind(call)
 
     def resident(self, call: Call) -> int:
-        """Implements ``Binder.resident``."""
+        """Returns the number of programs of the call's kernel that the whole GPU runs at a time."""
         return self.processors * self._launcher.resident(call)
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Implements ``Binder.tile``."""
+        """Returns the tile of the attention kernel for a layer. ``decode``: True for decode steps."""
         return self._launcher.tile(shape, decode)
 
     @property
     def tokens(self) -> int:
-        """Implements ``Binder.tokens``."""
+        """The number of the step's tokens, with padding."""
         return self._sizes[0]
 
     @property
     def decodes(self) -> bool:
-        """Implements ``Binder.decodes``."""
+        """True if each request of the step has one token."""
         return self._decodes
 
     @property
     def mixed(self) -> bool:
-        """Implements ``Binder.mixed``."""
+        """True if only some requests of the step have one token; these are decoded."""
         return self._mixed
 
 
@@ -439,7 +443,17 @@ def _memory_of_regions(program: LoweredProgram, limits: StepLimits) -> tuple[dic
 
 
 def room_bytes(program: LoweredProgram, limits: StepLimits, exact: bool) -> dict[Room, int]:
-    """Returns the bytes of each ``Room`` that a program's ops need. ``exact`` is as for ``CudaProgram``."""
+    """Returns kind of temporary memory (``Room``) -> the bytes that a program's ops need of it.
+
+    Ops share the memory of a kind, so it has room for the op that needs most. Only "kept" holds several values at once.
+    Kinds that no op needs are left out.
+
+    Args:
+        program: a program lowered for the cuda target.
+        limits: the most tokens, requests and rows of a step.
+        exact: True if a token's bits must not depend on the step that computes it. Then no weights are dequantized to
+            temporary memory.
+    """
     sizes = limits.tokens, limits.requests, limits.rows
     groups = {f"{group.name}/{layer}": group for group in program.cache_groups for layer in group.layers}
     rooms: dict[Room, int] = {}

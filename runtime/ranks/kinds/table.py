@@ -1,4 +1,7 @@
-"""The table of the kinds of partition. Its order is the order of a partition's text and of the ranks' numbers."""
+"""The table of the kinds of partition, in the order in which the text of a partition names them.
+
+The text "tensor=2,pipeline=2" has two kinds. A number alone, such as "2", is the number of ranks of the first kind.
+"""
 
 from __future__ import annotations
 

@@ -35,12 +35,13 @@ In most texts a token has 3 to 5 bytes.
 
 
 class Key(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"of_class": "class"}):
-    """One key of the file.
+    """An API key: one ``[[keys]]`` table of the file that ``--api-keys`` names.
 
     Attributes:
         hash: "sha256:" and the SHA-256 of the key, in hexadecimal.
         tenant: name of the key's tenant. Tenants share no prefixes, turns or quotas.
-        of_class: ``request_class`` of the key's requests, which can't choose another; None lets requests choose.
+        of_class: ``request_class`` of the key's requests, which can't choose another; None lets requests choose. The
+            file calls it ``class``.
         priority: priority of the key's requests, which can only choose a later one; None lets requests choose.
         requests: maximum requests at a time; None for no limit.
         tokens_per_minute: maximum tokens of prompts and answers in a minute; None for no limit.
