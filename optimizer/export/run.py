@@ -67,8 +67,8 @@ def export(
         calibration: a file of text or JSONL for passes that need calibration tokens. By default the recipe decides:
             tokens are sampled from the model, or are the built-in text.
         recovered: a folder of ``recover``, whose weights replace the source's.
-        max_memory: the most resident memory of the process, in bytes or as text such as "4GiB". The report
-            states the memory that was used, which can be more.
+        max_memory: the limit for the process's resident memory, in bytes or as text such as "4GiB". The report
+            states the peak, which can exceed the limit.
         gpus: the compute capabilities for which engines are built, such as "8.9" or "sm89", instead of the recipe's.
         kv_cache: the format of keys and values, instead of the recipe's: "f32", "bf16", "int8", or "auto:6000" (formats
             by layer, with at most 6,000 bytes per token).

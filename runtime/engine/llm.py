@@ -111,9 +111,9 @@ class LLM:
         prefix_cache: True keeps computed KV blocks for later requests with the same beginning. The tokens don't depend
             on it. A target that can't share blocks keeps none (``info()["prefix_cache"]`` is None then).
         speculate: the method that proposes tokens, which the model verifies; the answers don't depend on it. "lookup"
-            proposes the tokens that followed the last few tokens before. The path of a faster bundle with the same
-            vocabulary adds that bundle's proposals. Proposals are verified on the cpu target, and on the cuda target
-            with an exact recipe. On these targets without ``buckets``, "auto" is "lookup"; otherwise it is None.
+            proposes the tokens that followed an earlier occurrence of the last few tokens. The path of a faster bundle
+            with the same vocabulary adds that bundle's proposals. Proposals are verified on the cpu target, and on the
+            cuda target with an exact recipe. On these targets without ``buckets``, "auto" is "lookup"; otherwise None.
         scheduling: "fcfs" (first come, first served) or None, which is the same; "priority", "fair", "offline", or a
             ``Scheduling``.
         prefix_memory: pinned main memory for KV blocks that are evicted from the GPU's memory, in bytes or as text such

@@ -68,8 +68,8 @@ class StructuredOutputsParams:
         grammar: a Lark grammar, in llguidance's dialect (its docs/syntax.md).
         json_object: True allows any JSON object.
         structural_tag: JSON text {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. After a trigger
-            occurs, the answer must continue with a structure whose ``begin`` starts with the trigger. It then has the
-            rest of ``begin``, JSON that follows ``schema``, and ``end``. Other text isn't restricted.
+            occurs, the answer must continue with a structure whose ``begin`` starts with the trigger. The answer then
+            has the rest of ``begin``, JSON that follows ``schema``, and ``end``. Other text isn't restricted.
         disable_any_whitespace: True if JSON has no whitespace between its tokens.
         whitespace_pattern: a regular expression for the whitespace between JSON tokens. By default it is a space, or
             a line break with an indentation.

@@ -247,7 +247,7 @@ class VerificationError(EnginewrightError):
 
 
 class ComparisonError(EnginewrightError):
-    """Two models or bundles that ``optimize bisect`` can't compare, for example of different models."""
+    """Two models or bundles that ``optimize bisect`` can't compare, for example with different vocabularies."""
 
     exit_code = 12
 
