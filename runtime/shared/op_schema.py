@@ -321,7 +321,7 @@ OPS: Mapping[str, OpSchema] = {
             *_OF_ATTENTION,
             Attribute("has_biases", "flag", False, " (false)"),
             Attribute("causal", "flag", True, ", false if queries also see later keys"),
-            Attribute("dtype", "string", False, " (f32), the type of the stored keys and values: f32 or bf16"),
+            Attribute("dtype", "string", False, " (f32), the type of keys and values after rounding: f32 or bf16"),
         ),
         means=". Queries see keys of their own request in this step. For d = key position - query position, a head's "
         "slope times abs(d) is subtracted from a score, and column W-1+d of its biases is added",
@@ -340,7 +340,7 @@ OPS: Mapping[str, OpSchema] = {
         "selection",
         (Input("x", "[T,..]"), Input("rows", "i32 [R]")),
         ("[R,..]",),
-        about=". x has T rows, but any number of rows if an earlier step computed `rows`",
+        about=". x has T rows if `rows` is an input of the program, otherwise any number",
     ),
     "elementwise": OpSchema(
         "plain",
