@@ -26,7 +26,7 @@ from enginewright.passes.framework.weight_formats import Method, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.steps.planning import Device, PlannedSteps, StepSeconds
 from enginewright.runtime.shared.errors import RecipeError, VerificationError
-from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.progress import ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 from tests.optimizer.search.formats_prepared import before_formats, random_tokens
 from tests.passes.captured import captured
@@ -137,7 +137,7 @@ def test_a_budget_that_nothing_meets_says_how_near_it_came() -> None:
 def by_bytes(monkeypatch: pytest.MonkeyPatch, of_mixed: float = 1.0) -> None:
     """Steps take a microsecond for each byte of weights that they read; ``of_mixed`` times that once formats differ."""
 
-    def timed(planned: PlannedSteps, device: Device, sizes: StepSizes, progress: Progress) -> StepSeconds:
+    def timed(planned: PlannedSteps, device: Device, sizes: StepSizes) -> StepSeconds:
         uses = {use.name: use for use in planned.steps.program.weights}
         slower = of_mixed if len({use.dtype for use in uses.values() if use.dtype != "f16"} - {"f32"}) > 1 else 1.0
         read = (
