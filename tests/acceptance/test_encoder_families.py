@@ -50,7 +50,7 @@ This page lists all families of encoders in transformers, and says whether their
 
 | the model's folder | results of the bundle |
 | --- | --- |
-| has sentence-transformers' `modules.json` | vectors, pooled as it states; if it lists `LogitScore`, scores of pairs |
+| has sentence-transformers' `modules.json` | pooled vectors, or scores of pairs if the file lists `LogitScore` |
 | lists `...ForSequenceClassification` in config.json | classes; if there is only one label, scores of pairs |
 | lists `...ForTokenClassification` in config.json | classes of tokens |
 | lists an encoder's `...Model` or `...ForMaskedLM` in config.json | vectors: the mean over the tokens |
@@ -66,7 +66,7 @@ cosine distance. Without a calibration file, the export calibrates on the built-
 Two facts aren't in every model's files: the sizes to which vectors may be cut, and the text around a query and a
 document. The keys `matryoshka_dimensions` of config.json and `truncate_dim` of config_sentence_transformers.json state
 the sizes. If a decoder's `modality_config` has the key `message` (Qwen3-Reranker, zerank-2), the chat template adds
-the text to messages with the roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma,
+this text to messages with the roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma,
 Qwen3-Embedding and bge-reranker-v2-gemma have none of these keys. For such models, a recipe must state the facts:
 
 ```toml
