@@ -146,7 +146,7 @@ class LLM:
         TrustError: the target has code that ``trust`` doesn't allow. It is a BundleError.
         CapacityError: ``memory`` is too small for a KV block, or ``context`` is more than the model's.
         OffloadError: ``offload_folder`` can't be used. It is a CapacityError.
-        RequestError: an option is invalid, or the model can't be divided among so many ranks.
+        RequestError: an option is invalid, or the model can't be divided among this many ranks.
         MissingDependencyError: a package that the target or Ray needs is missing or too old.
     """
 
