@@ -278,7 +278,7 @@ def test_scales_that_float16_lacks_are_named() -> None:
     assert "int8" in str(e.value.hint)
 
 
-EVERY_KIND = [kind for kind, (size, _) in gguf.GGML_QUANT_SIZES.items() if size > 1]
+EVERY_KIND = [kind for kind, (size, _) in gguf.GGML_QUANT_SIZES.items() if size > 1 or kind == Q.BF16]
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.name)
