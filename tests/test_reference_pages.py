@@ -11,7 +11,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer.main
@@ -40,7 +40,7 @@ from enginewright.runtime.server.protocols.pooled_bodies import POOLED
 from enginewright.runtime.server.protocols.response_items import ResponsesBody
 
 MADE = "Made from the code by `tests/test_reference_pages.py`."
-KINDS = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
+KINDS = {"str": "TEXT", "path": "PATH", "int": "INTEGER", "int range": "INTEGER", "float": "NUMBER"}
 SHARED = 2
 """Commands that must have an option or argument with one text before the page describes it only once."""
 EXTRA = re.compile(
@@ -90,8 +90,7 @@ def names_of(option: Any) -> str:
     if option.param_type_name == "argument":
         return f"`{option.metavar or option.name.upper()}`"
     names = sorted((*option.opts, *option.secondary_opts), key=len)
-    kind = option.type_descriptor.annotation
-    value = "" if option.is_flag else f"={option.metavar or KINDS[get_args(kind)[0] if get_args(kind) else kind]}"
+    value = "" if option.is_flag else f"={option.metavar or KINDS[option.type.name]}"
     return f"`{', '.join(names)}{value}`"
 
 

@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -66,6 +66,8 @@ def __getattr__(name: str) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"enginewright {metadata.version('enginewright')}")
         raise typer.Exit
 
