@@ -26,6 +26,8 @@ class Model:
         long_prompt: tokens of the long prompt.
         reference: False compares no logits: in float32 the model doesn't fit into memory.
         max_memory: the limit of our export's memory, such as "8GiB"; None sets none.
+        max_kl: the KL divergence up to which our export accepts the bundle; None for the recipe's. Random weights of a
+            large model are farther away than any that were trained.
         by_default: True if it is compared where no models are requested.
     """
 
@@ -42,6 +44,7 @@ class Model:
     long_prompt: int = 4096
     reference: bool = True
     max_memory: str | None = None
+    max_kl: float | None = None
     by_default: bool = True
 
 
@@ -124,6 +127,7 @@ MODELS = {
             long_prompt=2048,
             reference=False,
             max_memory="8GiB",
+            max_kl=2.0,
             by_default=False,
         ),
     )

@@ -14,17 +14,20 @@ from pathlib import Path
 from peers.engines import CAPS, ENGINES, GGUF, STORED, Engine, Format
 from peers.install import install, last_error, peers_python
 from peers.loading import BENCHMARKS, BUILD, REPOSITORY
-from peers.models import MODELS
+from peers.models import MODELS, Model
 from peers.pages import write_anew
 from peers.processes import Command
 
 PARTS = ("optimizer", "passes", "plugins", "runtime")
 SOURCES = ("*.py", "*.toml", "*.cpp", "*.h")
 
-EXPORT = """import sys, enginewright
-source, bundle, recipe, kv_cache, memory = sys.argv[1:]
-options = {"kv_cache": kv_cache or None, "max_memory": memory or None}
-enginewright.export(source, bundle, recipe=recipe, overwrite=True, **options)"""
+EXPORT = """import json, sys, enginewright
+from enginewright.optimizer.recipes.recipe import load_recipe
+source, bundle, name, max_kl, options = sys.argv[1:]
+recipe = load_recipe(name)
+if max_kl:
+    recipe = recipe.model_copy(update={"budget": recipe.budget.model_copy(update={"max_kl": float(max_kl)})})
+enginewright.export(source, bundle, recipe=recipe, overwrite=True, **json.loads(options))"""
 
 Tell = Callable[[str], None]
 
@@ -152,8 +155,8 @@ def _model_of(engine: Engine, folder: Path, kind: Format, python: Path, asked: A
     if engine.made_by == "export":
         if not (asked.keep and target.exists()):
             source = folder / f"{kind}.gguf" if kind in STORED else source_of(folder)
-            memory = MODELS[folder.name].max_memory
-            export(source, target, engine.formats[kind].removeprefix("recipe "), asked.kv_cache, memory)
+            recipe = engine.formats[kind].removeprefix("recipe ")
+            export(source, target, recipe, asked.kv_cache, MODELS[folder.name])
     elif engine.made_by == "convert" and not target.exists():
         try:
             quietly([str(python), "-m", "peers.convert", engine.name, kind, str(folder), str(target)])
@@ -170,13 +173,18 @@ def source_of(folder: Path) -> Path:
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
-def export(source: Path, bundle: Path, recipe: str, kv_cache: str | None, max_memory: str | None) -> None:
-    """Makes the bundle if it isn't there, or was made by other code; in a process that gives its memory back."""
+def export(source: Path, bundle: Path, recipe: str, kv_cache: str | None, model: Model | None = None) -> None:
+    """Makes the bundle if it isn't there, or was made by other code; in a process that gives its memory back.
+
+    ``model``: the limits of its export; None sets none.
+    """
     made_by = bundle.with_suffix(".json")
     origin = {"code": fingerprint(REPOSITORY), "source": source.name, "recipe": recipe, "kv_cache": kv_cache}
     if bundle.exists() and made_by.exists() and json.loads(made_by.read_text()) == origin:
         return
-    quietly([sys.executable, "-c", EXPORT, str(source), str(bundle), recipe, kv_cache or "", max_memory or ""])
+    options = json.dumps({"kv_cache": kv_cache, "max_memory": model.max_memory if model else None})
+    max_kl = str(model.max_kl) if model and model.max_kl else ""
+    quietly([sys.executable, "-c", EXPORT, str(source), str(bundle), recipe, max_kl, options])
     made_by.write_text(json.dumps(origin))
 
 
