@@ -336,17 +336,18 @@ class _Probes:
 
     def _after_write(self, probe: Probe, step: Step) -> None:
         """Records the keys that a step has written to the cache [P, Nkv, D, K], and writes given keys in their
-        place.
+        place. Of two caches, it reads the second, which has more bits.
         """
-        (cache,) = [operand for operand in step.inputs if operand.kind == "cache"]
-        group, _, layer = cache.name.rpartition("/")
+        caches = [operand.name.rpartition("/") for operand in step.inputs if operand.kind == "cache"]
+        group, _, layer = caches[-1]
         keys, _ = self._executable.cache_arrays(group, int(layer))
-        slots = self._given.slots[group]
-        blocks, places = np.divmod(slots, keys.shape[3])
+        blocks, places = np.divmod(self._given.slots[group], keys.shape[3])
         rows: FloatArray = keys[blocks, :, :, places]  # [T, Nkv, D], a copy
         replacement = self._recording.see(probe.name, rows.reshape(len(rows), -1), self._tokens)
-        if replacement is not None:
-            put_keys(self._executable, group, int(layer), slots, replacement.reshape(rows.shape))
+        if replacement is None:
+            return
+        for group, _, layer in caches:
+            put_keys(self._executable, group, int(layer), self._given.slots[group], replacement.reshape(rows.shape))
 
 
 def _axis(operand: Operand) -> int | None:

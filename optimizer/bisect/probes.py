@@ -221,7 +221,7 @@ _FIND_BY_OP: Mapping[str, Callable[[Call, Sequence[str]], list[Probe]]] = {
     **dict.fromkeys((name + suffix for name in NORMS | ADDED_NORMS for suffix in ("", "_quantize")), _of_norm),
     **dict.fromkeys(_ATTENTION, _of_attention),
     "kv_write": _of_cache_write,
-    "rope_kv_write": _of_rotated_write,
+    **dict.fromkeys(("rope_kv_write", "rope_kv_write_with_ends"), _of_rotated_write),
     **dict.fromkeys(("moe", "combine_experts"), _of_experts),
 }
 """Op -> the function that finds the probes of a call.

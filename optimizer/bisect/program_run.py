@@ -276,7 +276,7 @@ class _Probes:
                 self._recording.see(probe.name, to_rows(own + (result[probe.slot] - args[0]), axis))
                 continue
             if probe.cached:
-                result = self._after_write(probe, node, args[list(bound_arguments(node)).index("slots")], result)
+                result = self._after_write(probe, node, args, result)
                 continue
             several = isinstance(result, (tuple, list))
             value = result[probe.slot] if several else result
@@ -286,20 +286,23 @@ class _Probes:
                 result = (*result[: probe.slot], replacement, *result[probe.slot + 1 :]) if several else replacement
         return result
 
-    def _after_write(
-        self, probe: Probe, node: Node, slots: torch.Tensor, result: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
+    def _after_write(self, probe: Probe, node: Node, args: Sequence[Any], result: Sequence[torch.Tensor]) -> Any:
         """Records the keys of the slots [T] that a call has written to the cache of keys [P, K, Nkv, D], the second of
-        its results. Given keys are rounded as the cache rounds them: an unfused program rounds given keys when it
-        writes them.
+        its results. Of two caches, it reads the second, which has more bits. Given keys are rounded as the caches round
+        them: an unfused program rounds given keys when it writes them.
         """
-        query, cache, *others = result
-        keys = cache.flatten(0, 1)[slots.long()]
+        bound, results = bound_arguments(node), list(result)
+        names = ("", "ends_") if "ends_slots" in bound else ("",)
+        slots = [args[list(bound).index(f"{name}slots")].long() for name in names]
+        keys = results[2 * len(names) - 1].flatten(0, 1)[slots[-1]]
         replacement = self._recording.see(probe.name, to_rows(keys, 0))
-        if replacement is not None:
-            new = rounded_heads(from_rows(replacement, keys, 0), bound_arguments(node)["dtype"], 0)
-            cache = cache.flatten(0, 1).index_put((slots.long(),), new).view_as(cache)
-        return query, cache, *others
+        if replacement is None:
+            return result
+        new_keys = from_rows(replacement, keys, 0)
+        for place, name, written in zip((1, 3), names, slots, strict=False):
+            rounded = rounded_heads(new_keys, bound[f"{name}dtype"], 0)
+            results[place] = results[place].flatten(0, 1).index_put((written,), rounded).view_as(results[place])
+        return tuple(results)
 
     def _see(self, probe: Probe, value: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
         axis = _axis(self._program, fake)

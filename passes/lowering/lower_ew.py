@@ -111,7 +111,7 @@ _NUMBERS: Mapping[Kind, Callable[[Any], int | float | bool | str]] = {
 }
 
 
-_STEP_INPUTS = (*ATTENTION_PORTS, "ends_table", SLOTS)
+_STEP_INPUTS = (*ATTENTION_PORTS, "ends_table", SLOTS, "ends_slots")
 """Operands that ops of caches read as the step has them."""
 
 
@@ -120,13 +120,16 @@ def declared(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
     Operands other than ``_STEP_INPUTS`` have unit inner strides. An operand that is None is left out, and the flag
     about it is false, or left out if ``OPS`` allows that. The operand ``cache`` is that of the argument ``state``, or
-    of ``k_cache`` and ``v_cache``. Results that ``OPS`` doesn't declare are these caches after the step.
+    of ``k_cache`` and ``v_cache``; the operand ``ends`` is that of ``ends_k_cache`` and ``ends_v_cache``. Results that
+    ``OPS`` doesn't declare are these caches after the step. ``ew.NAME_with_ends`` is a step of NAME.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema
-    name = schema.name.removeprefix("ew::")
+    name = schema.name.removeprefix("ew::").removesuffix("_with_ends")
     op = OPS[name]
     caches = [a[argument] for argument in ("state", "k_cache", "v_cache") if argument in a]
+    ends = [a[argument] for argument in ("ends_k_cache", "ends_v_cache") if a.get(argument) is not None]
+    a = {"ends_slots": None, **a, "ends": _cache_operand(b, ends) if ends else None}
     inputs: list[View | Operand] = []
     for declared_input in op.inputs:
         if declared_input.name == "cache":
@@ -150,7 +153,7 @@ def declared(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     else:
         outs = [b.buffer(b.shape(node, i), b.dtype(node.meta["val"][i])) for i in range(results)]
     b.step(name, inputs, outs, attrs)
-    return outs[0] if len(schema.returns) == 1 else (*outs, *caches[: len(schema.returns) - results])
+    return outs[0] if len(schema.returns) == 1 else (*outs, *[*caches, *ends][: len(schema.returns) - results])
 
 
 def _gated_activation(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
@@ -183,9 +186,7 @@ def _cache_operand(b: Builder, caches: Sequence[Any]) -> Operand:
 
 def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     names = ("first_blocks", "last_blocks", "best_blocks", "all_below")
-    ends = [a[name] for name in ("ends_k_cache", "ends_v_cache")]
-    more = {"ends": None if ends[0] is None else _cache_operand(b, ends)}
-    return declared(b, node, {**a, **more, **(dict(zip(names, a["choice"], strict=True)) if a["choice"] else {})})
+    return declared(b, node, {**a, **(dict(zip(names, a["choice"], strict=True)) if a["choice"] else {})})
 
 
 def _attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
@@ -209,5 +210,6 @@ HANDLERS: Mapping[Any, Handler] = {
     ew.gated_activation.default: _gated_activation,
     ew.attention.default: _attention,
     ew.paged_attention.default: _paged_attention,
+    ew.rope_kv_write_with_ends.default: declared,
     ew.take_rows.default: _take_rows,
 }

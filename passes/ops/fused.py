@@ -65,6 +65,26 @@ def rope_kv_write(
     )
 
 
+def rope_kv_write_with_ends(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    ends_k_cache: torch.Tensor,
+    ends_v_cache: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    ends_slots: torch.Tensor,
+    interleaved: bool,
+    dtype: str,
+    ends_dtype: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """rope_kv_write, and the same kv_write to a second cache -> (q, caches, second caches)."""
+    written = rope_kv_write(k_cache, v_cache, q, k, v, table, slots, interleaved, dtype)
+    return *written, *kv_write(ends_k_cache, ends_v_cache, rope(k, table, interleaved), v, ends_slots, ends_dtype)
+
+
 def _norm_fake(x: torch.Tensor, group_size: int) -> Quantized:
     return quantized_shapes(x, x.shape[-1], group_size)
 
@@ -83,8 +103,22 @@ def _rope_kv_write_fake(
     return q.new_empty(q.shape), k_cache.new_empty(k_cache.shape), v_cache.new_empty(v_cache.shape)
 
 
+def _rope_kv_write_with_ends_fake(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    ends_k_cache: torch.Tensor,
+    ends_v_cache: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    table: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    ends = (cache.new_empty(cache.shape) for cache in (ends_k_cache, ends_v_cache))
+    return *_rope_kv_write_fake(k_cache, v_cache, q, k, table), *ends
+
+
 register(rms_norm_quantize, fake=_norm_fake)
 register(layer_norm_quantize, fake=_norm_fake)
 register(add_rms_norm_quantize, fake=_add_norm_fake)
 register(add_layer_norm_quantize, fake=_add_norm_fake)
 register(rope_kv_write, fake=_rope_kv_write_fake)
+register(rope_kv_write_with_ends, fake=_rope_kv_write_with_ends_fake)

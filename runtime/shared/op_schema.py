@@ -215,6 +215,7 @@ _OF_ATTENTION = (
     Attribute("has_slopes", "flag", False, " (false)"),
 )
 _OWNERS = tuple(Attribute(name, "integer", False, section="ranks") for name in ("ranks", "rank"))
+_HAS_ENDS = Attribute("has_ends", "flag", False, " (false)")
 _CHOICE = tuple(
     Attribute(name, "integer", False, section="chosen-blocks")
     for name in ("first_blocks", "last_blocks", "best_blocks", "all_below")
@@ -296,7 +297,7 @@ OPS: Mapping[str, OpSchema] = {
         ("[T,Nq,Dv]",),
         (
             *_OF_ATTENTION,
-            Attribute("has_ends", "flag", False, " (false)"),
+            _HAS_ENDS,
             Attribute("group", "integer", False, section="heads-of-a-part"),
             Attribute("first_head", "integer", False, section="heads-of-a-part"),
             *_CHOICE,
@@ -528,11 +529,13 @@ OPS: Mapping[str, OpSchema] = {
             Input("table", "[T,2F]"),
             Input("slots", "i32 [T]"),
             Input("cache", ""),
+            Input("ends", "", "has_ends"),
+            Input("ends_slots", "i32 [T]", "has_ends"),
         ),
         ("rotated q [T,Nq,D]",),
-        (Attribute("interleaved", "flag"), *_OWNERS),
+        (Attribute("interleaved", "flag"), _HAS_ENDS, *_OWNERS),
         ". D is at most 1024",
-        ". The rotated k and the unchanged v are written to the cache",
+        ". The rotated k and the unchanged v are written to the caches",
     ),
     "all_gather": OpSchema(
         "ranks",

@@ -10,11 +10,14 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.plugins.cpu.compile.step_runner import cache_memory
 from enginewright.plugins.native.executable import isas
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import VerificationError
 from enginewright.runtime.shared.kv_formats import CacheDtype
 
+from .driver import Driver
 from .test_formats import RECIPES
 from .test_invariance import run
 
@@ -82,6 +85,40 @@ def test_ends_of_8_bits_alone_in_a_batch_and_in_chunks(
     off = [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(alone, exact, strict=True)]
     assert 0 < off[1] < 0.05, "384 tokens have 8 bits"
     assert off[3] < 0.3, "and of 700, some have 4"
+
+
+@pytest.mark.parametrize(("size", "kv_heads"), [(64, 1), (128, 2), (256, 4)])
+def test_one_step_writes_both_caches_as_four_steps_do(
+    size: int, kv_heads: int, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    """The write that is fused with the rotation leaves the same bytes in both caches, and logits have the same bits."""
+    model = tiny_model("Llama", head_dim=size, num_key_value_heads=kv_heads, max_position_embeddings=1024)
+    recipe = load_recipe("f32")
+    for name, passes in (("fused", {}), ("apart", {"fuse_rope_kv_write": False})):
+        chosen = recipe.model_copy(update={"passes": passes})
+        export(model, tmp_path / name, recipe=chosen, targets=["cpu"], kv_cache="k4v4")
+    writes = {
+        name: [
+            (step.op, step.attrs.get("has_ends", False))
+            for step in Bundle.open(tmp_path / name).program("cpu").steps
+            if step.op in ("rope", "kv_write", "rope_kv_write")
+        ]
+        for name in ("fused", "apart")
+    }
+    layers = model.config.num_hidden_layers
+    assert writes["fused"] == [("rope_kv_write", True)] * layers
+    assert sorted(writes["apart"]) == [("kv_write", False)] * 2 * layers + [("rope", False)] * 2 * layers
+    text = np.random.default_rng(6).integers(3, 256, 1 + 3 + 17 + 64 + 500 + 1).tolist()
+    for isa in isas():
+        results = []
+        for name in writes:
+            with Driver(tmp_path / name, 1, len(text) // 32 + 1, threads=2, isa=isa) as driver:
+                rest, rows = list(text), []
+                for count in (1, 3, 17, 64, 500, 1):
+                    rows.append(driver.step({0: rest[:count]})[0])
+                    rest = rest[count:]
+                results.append([array.tobytes() for array in (*rows, *cache_memory(driver.program))])
+        assert results[0] == results[1], isa
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", "bf16"), ("int8", "i8"), ("fp8", "fp8")])

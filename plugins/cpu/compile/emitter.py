@@ -44,7 +44,7 @@ class CpuEmitter:
             # By now a norm adds nothing where a linear does: its result is quantized while it is in the cache. (A gated
             # activation that quantizes takes as long as the two steps: benchmarks/notes/cpu.md.)
             FuseNormQuantize(),
-            FuseRopeKvWrite(),
+            FuseRopeKvWrite(ends=True),
         ]
 
     def emit(

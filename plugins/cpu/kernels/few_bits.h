@@ -132,16 +132,17 @@ EW_INLINE void store_scale(KvFormat format, Side side, char* piece, int64_t size
   __builtin_memcpy(piece + element_bytes(format, side, size) + slot * 2, &half, sizeof half);
 }
 
-// x [size] to a slot of a piece.
-inline void write_few_bits(KvFormat format, Side side, char* piece, int64_t size, int64_t slot,
-                           const float* x) {
-  const FewBits f(format, side, size);
-  alignas(64) float y[kLongestHead];
+// The slot of a piece that a row goes to.
+struct RowPlace {
+  KvFormat format;
+  char* piece;
+  int64_t slot;
+};
+
+// y [size], rotated, to its codes in a slot.
+inline void store_codes(const FewBits& f, char* piece, int64_t slot, const float* y, const RowScale& row) {
+  const int64_t size = f.size;
   alignas(64) int8_t codes[kLongestHead];
-  const float share = stored_share(size);
-  for (int64_t d = 0; d < size; ++d) y[d] = x[d] * share;
-  turn(y, size);
-  const RowScale row = scale_of_row(y, size, f.top());
   const F16 half = splat(0.5f), factor = splat(row.factor), none = zero();
   for (int64_t d = 0; d < size; d += 16) {
     const F16 v = row.none ? none : load_some(y + d, size - d) * factor;
@@ -155,7 +156,6 @@ inline void write_few_bits(KvFormat format, Side side, char* piece, int64_t size
       store_bytes(codes + d, nearest_int(code), 16);
     }
   }
-  store_scale(format, side, piece, size, slot, row.scale);
   if (f.bits == 8) {
     for (int64_t d = 0; d < size; ++d)
       piece[f.row(slot) * f.codes + f.place(slot, d)] = static_cast<char>(codes[d]);
@@ -173,6 +173,23 @@ inline void write_few_bits(KvFormat format, Side side, char* piece, int64_t size
       for (int64_t q = 0; q < shared; ++q) byte |= codes[d + q * part] >> 4 << (q * f.high);
       high[f.place(slot, d)] = static_cast<uint8_t>(byte);
     }
+  }
+}
+
+// x [size] to slots of pieces, each in its format; it is rotated once.
+inline void write_few_bits(Side side, int64_t size, const float* x, const RowPlace* places, int count) {
+  alignas(64) float y[kLongestHead];
+  const float share = stored_share(size);
+  for (int64_t d = 0; d < size; ++d) y[d] = x[d] * share;
+  turn(y, size);
+  RowScale row = {};
+  float top = 0;
+  for (int i = 0; i < count; ++i) {
+    const RowPlace& to = places[i];
+    const FewBits f(to.format, side, size);
+    if (f.top() != top) row = scale_of_row(y, size, top = f.top());
+    store_codes(f, to.piece, to.slot, y, row);
+    store_scale(to.format, side, to.piece, size, to.slot, row.scale);
   }
 }
 

@@ -119,6 +119,9 @@ struct KvWriteArgs {
   const int32_t* slots = nullptr;  // [T]
   KvCache cache;
   int64_t ranks = 1, rank = 0;  // only tokens are stored whose block is one with block % ranks == rank
+  // A second cache, which stores the same tokens. Both are of few bits; without memory, there is none.
+  KvCache ends = {};
+  const int32_t* ends_slots = nullptr;  // [T]
   bool owns(int64_t block) const { return ranks == 1 || block % ranks == rank; }
 };
 

@@ -129,7 +129,7 @@ EW_INLINE void encode(KvFormat format, const float* x, int64_t size, float* scal
   }
 }
 
-// A key and a value of one head to their place in the cache.
+// A key and a value of one head to their place in a cache that isn't of few bits.
 EW_INLINE void write_key(const KvCache& c, int64_t block, int64_t slot, int64_t head, const float* x) {
   char* piece = key_piece(c, block, head);
   if (c.format == KvFormat::f32) {
@@ -137,7 +137,6 @@ EW_INLINE void write_key(const KvCache& c, int64_t block, int64_t slot, int64_t 
     for (int64_t d = 0; d < c.key_size; ++d) to[d * kBlock] = x[d];
     return;
   }
-  if (has_few_bits(c.format)) return write_few_bits(c.format, Side::keys, piece, c.key_size, slot, x);
   float* scales = reinterpret_cast<float*>(piece + kBlock * c.key_size);
   encode(c.format, x, c.key_size, scales + slot, [&]<class T>(const T* from, int64_t first, int64_t count) {
     scatter_key(reinterpret_cast<T*>(piece), c.key_size, slot, from, first, count);
@@ -151,7 +150,6 @@ EW_INLINE void write_value(const KvCache& c, int64_t block, int64_t slot, int64_
     __builtin_memcpy(to, x, static_cast<size_t>(c.value_size) * sizeof(float));
     return;
   }
-  if (has_few_bits(c.format)) return write_few_bits(c.format, Side::values, piece, c.value_size, slot, x);
   float* scales = reinterpret_cast<float*>(piece + kBlock * c.value_size);
   encode(c.format, x, c.value_size, scales + slot, [&]<class T>(const T* from, int64_t first, int64_t count) {
     scatter_value(reinterpret_cast<T*>(piece), c.value_size, slot, from, first, count);
@@ -168,17 +166,37 @@ EW_INLINE void load_scales(KvFormat format, Side side, const char* piece, int64_
   store(to + 16, load_half(halves + 16));
 }
 
+// A key, and the value of token t, of one head to the caches. Of few bits, a row is rotated once for both.
+EW_INLINE void write_head(const KvWriteArgs& a, int64_t t, int64_t head, const float* key) {
+  const KvCache& c = a.cache;
+  const float* value = a.v.data + t * a.v.stride0 + head * a.v.stride1;
+  const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
+  if (!has_few_bits(c.format)) {
+    write_key(c, block, slot, head, key);
+    write_value(c, block, slot, head, value);
+    return;
+  }
+  RowPlace keys[2] = {{c.format, key_piece(c, block, head), slot}};
+  RowPlace values[2] = {{c.format, value_piece(c, block, head), slot}};
+  int count = 1;
+  if (a.ends.k != nullptr) {
+    const int64_t ends_block = a.ends_slots[t] / kBlock, ends_slot = a.ends_slots[t] % kBlock;
+    keys[1] = {a.ends.format, key_piece(a.ends, ends_block, head), ends_slot};
+    values[1] = {a.ends.format, value_piece(a.ends, ends_block, head), ends_slot};
+    count = 2;
+  }
+  write_few_bits(Side::keys, c.key_size, key, keys, count);
+  write_few_bits(Side::values, c.value_size, value, values, count);
+}
+
 // Two tokens never have the same slot.
 inline void kv_write(const KvWriteArgs& a, Workers& pool) {
   const KvCache& c = a.cache;
   run_rows(pool, a.tokens, c.kv_heads * (c.key_size + c.value_size), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
-      if (!a.owns(block)) continue;
-      for (int64_t h = 0; h < c.kv_heads; ++h) {
-        write_key(c, block, slot, h, a.k.data + t * a.k.stride0 + h * a.k.stride1);
-        write_value(c, block, slot, h, a.v.data + t * a.v.stride0 + h * a.v.stride1);
-      }
+      if (!a.owns(a.slots[t] / kBlock)) continue;
+      for (int64_t h = 0; h < c.kv_heads; ++h)
+        write_head(a, t, h, a.k.data + t * a.k.stride0 + h * a.k.stride1);
     }
   });
 }

@@ -1,7 +1,7 @@
 // rope_kv_write: queries and keys are rotated by one table, and keys and values go to the cache, in one pass
 // over the tokens. A rotated key is in memory of this function for one head at a time.
 //
-//   q ---- rotate ----> out       k ---- rotate ----> head [D] ----> cache       v ----> cache
+//   q ---- rotate ----> out       k ---- rotate ----> head [D] ----> cache, ends       v ----> cache, ends
 #pragma once
 
 #include "kernels.h"
@@ -19,13 +19,11 @@ void rope_kv_write(const RopeKvWriteArgs& a, Workers& pool) {
     alignas(64) float key[kLongestHead];  // what crosses a line of the cache can't be forwarded to the reads
     for (int64_t t = begin; t < end; ++t) {
       rope_token(a.query, t);
-      const int64_t block = a.write.slots[t] / kBlock, slot = a.write.slots[t] % kBlock;
-      if (!a.write.owns(block)) continue;
+      if (!a.write.owns(a.write.slots[t] / kBlock)) continue;
       for (int64_t h = 0; h < c.kv_heads; ++h) {
         rotate(a.key, a.key.table + t * a.key.table_stride,
                a.key.x.data + t * a.key.x.stride0 + h * a.key.x.stride1, key);
-        write_key(c, block, slot, h, key);
-        write_value(c, block, slot, h, a.write.v.data + t * a.write.v.stride0 + h * a.write.v.stride1);
+        write_head(a.write, t, h, key);
       }
     }
   });

@@ -1,5 +1,6 @@
 // Kernels that do what two did before: the bits are those of the two, one after the other.
 #include <array>
+#include <tuple>
 
 #include "test_kernels.h"
 
@@ -137,10 +138,107 @@ void rope_then_kv_write() {
   }
 }
 
+// The memory of a cache, and its bytes.
+struct CacheMemory {
+  KvShape shape;
+  std::vector<char> k, v;
+
+  CacheMemory(const KvShape& of, int64_t blocks)
+      : shape(of),
+        k(static_cast<size_t>(of.pieces(blocks) * of.key_bytes()), -7),
+        v(static_cast<size_t>(of.pieces(blocks) * of.value_bytes()), -7) {}
+  KvCache cache() { return {shape, k.data(), v.data()}; }
+  bool operator==(const CacheMemory& other) const { return k == other.k && v == other.v; }
+};
+
+// Both caches have the bytes of two ropes and two writes, which are the reference's. Slots of each cache are
+// in an order of its own. Some rows are zeros, and some have an infinity.
+void rope_then_kv_write_to_two_caches() {
+  constexpr int64_t kHeads = 4;
+  for (const int64_t tokens : {1, 3, 17, 64}) {
+    for (const int64_t kv_heads : {1, 2, 4}) {
+      for (const auto& [size, value_size, format] :
+           {std::tuple<int64_t, int64_t, KvFormat>{64, 64, KvFormat::k4v4},
+            {128, 128, KvFormat::k4v4},
+            {256, 256, KvFormat::k4v4},
+            {48, 20, KvFormat::k4v4},
+            {64, 64, KvFormat::k6v4}}) {
+        const int64_t blocks = (tokens + kBlock - 1) / kBlock + 1, width = (kHeads + kv_heads) * size;
+        auto qk = random_floats(tokens * width, 1), v = random_floats(tokens * kv_heads * value_size, 2);
+        const auto table = random_floats(tokens * size, 3);
+        for (int64_t t = 5; t < tokens; t += 7) {
+          std::fill_n(qk.begin() + t * width + kHeads * size, size, 0.0f);
+          v[static_cast<size_t>(t * kv_heads * value_size)] = kInf;
+        }
+        std::vector<int32_t> slots, ends_slots;
+        for (int64_t t = 0; t < tokens; ++t) {
+          slots.push_back(static_cast<int32_t>(blocks * kBlock - 1 - t));
+          ends_slots.push_back(static_cast<int32_t>(t + 3));
+        }
+        for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+          const CacheMemory none({kv_heads, size, value_size, format}, blocks);
+          const CacheMemory no_ends({kv_heads, size, value_size, KvFormat::k8v8}, blocks);
+          std::vector<float> rotated(static_cast<size_t>(tokens * kv_heads * size));
+          std::vector<float> q(static_cast<size_t>(tokens * kHeads * size)), expected = q;
+          RopeArgs query{.tokens = tokens,
+                         .heads = kHeads,
+                         .size = size,
+                         .freqs = size / 2,
+                         .x = {qk.data(), width, size},
+                         .table = table.data(),
+                         .table_stride = size,
+                         .out = {expected.data(), kHeads * size, size}};
+          RopeArgs key = query;
+          key.heads = kv_heads, key.x.data += kHeads * size,
+          key.out = {rotated.data(), kv_heads * size, size};
+          kernels.rope(query, pool);
+          kernels.rope(key, pool);
+          KvWriteArgs write{.tokens = tokens,
+                            .k = {rotated.data(), kv_heads * size, size},
+                            .v = {v.data(), kv_heads * value_size, value_size},
+                            .slots = nullptr,
+                            .cache = {}};
+          CacheMemory cache = none, ends = no_ends;
+          const auto two_writes = [&](const auto& kv_write) {
+            cache = none, ends = no_ends;
+            for (auto [memory, of] : {std::pair{&cache, &slots}, {&ends, &ends_slots}}) {
+              KvWriteArgs one = write;
+              one.slots = of->data(), one.cache = memory->cache();
+              kv_write(one);
+            }
+          };
+          two_writes([](const KvWriteArgs& a) { reference::kv_write(a); });
+          const CacheMemory want = cache, want_of_ends = ends;
+          const auto expect = [&](const char* form) {
+            CHECK(cache == want && ends == want_of_ends) << what << ": " << form << ", tokens=" << tokens
+                                                         << " kv_heads=" << kv_heads << " size=" << size;
+          };
+          two_writes([&](const KvWriteArgs& a) { kernels.kv_write(a, pool); });
+          expect("two writes");
+          const auto to_both = [&] {
+            cache = none, ends = no_ends;
+            write.slots = slots.data(), write.cache = cache.cache();
+            write.ends = ends.cache(), write.ends_slots = ends_slots.data();
+          };
+          to_both();
+          kernels.kv_write(write, pool);
+          expect("one write");
+          to_both();
+          query.out.data = q.data(), key.out = {}, write.k = {};
+          kernels.rope_kv_write({query, key, write}, pool);
+          expect("one write that rotates");
+          CHECK(same_bits(q, expected)) << what << " tokens=" << tokens << " kv_heads=" << kv_heads;
+        });
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   RUN(norms_then_quantize);
   RUN(rope_then_kv_write);
+  RUN(rope_then_kv_write_to_two_caches);
   return check::result();
 }

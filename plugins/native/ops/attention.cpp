@@ -86,6 +86,16 @@ void verify_keys_and_values(const StepVerifier& v, size_t key, const CacheGroup&
                 cached.name);
 }
 
+// The group of a second cache, operand `at`: the ends of requests, in another format than the first,
+// `cached`.
+void verify_group_of_ends(const StepVerifier& v, size_t at, const CacheGroup& cached, int* group) {
+  const CacheGroup& ends = v.cache(v.in(at), group);
+  v.require(ends.kv_heads == cached.kv_heads && ends.key_size == cached.key_size &&
+                ends.value_size == cached.value_size && has_few_bits(ends.format) &&
+                has_few_bits(cached.format),
+            "cache group " + ends.name + " of ends doesn't fit cache group " + cached.name);
+}
+
 // k [T, Nkv, D], v [T, Nkv, Dv], slots [T], cache
 void verify_kv_write(StepVerifier& v) {
   int group = 0;
@@ -117,7 +127,8 @@ Call bind_kv_write(const StepResolver& s) {
   return writing(s.offloaded(3), &KernelTable::kv_write, args, args);
 }
 
-// q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], table [T, 2F], slots [T], cache -> [T, Nq, D]
+// q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], table [T, 2F], slots [T], cache, ends?, ends_slots? [T]
+// -> [T, Nq, D]
 void verify_rope_kv_write(StepVerifier& v) {
   int group = 0;
   const CacheGroup& cached = v.cache(v.in(5), &group);
@@ -133,6 +144,12 @@ void verify_rope_kv_write(StepVerifier& v) {
   v.input(v.in(4), PortCheck::slots, group);
   v.divides(group);
   v.attributes().interleaved = v.flag("interleaved");
+  v.attributes().has_ends = v.flag("has_ends", false);
+  if (!v.attributes().has_ends) return;
+  verify_group_of_ends(v, 6, cached, &group);
+  v.input(v.in(7), PortCheck::slots, group);
+  v.divides(group);
+  v.require(v.attributes().ranks == 1, "attribute ranks: a second cache isn't divided among ranks");
 }
 
 Call bind_rope_kv_write(const StepResolver& s) {
@@ -146,6 +163,10 @@ Call bind_rope_kv_write(const StepResolver& s) {
                                  .ranks = s.attributes().ranks,
                                  .rank = s.attributes().rank}};
   args.query.out = rows<float>(s.out());
+  if (s.attributes().has_ends) {
+    args.write.ends = s.cache(6);
+    args.write.ends_slots = s.in(7).as<int32_t>();
+  }
   return writing(s.offloaded(5), &KernelTable::rope_kv_write, args, args.write);
 }
 
@@ -203,11 +224,7 @@ void verify_ends(StepVerifier& v, const CacheGroup& cached) {
   if (!v.attributes().has_ends) return;
   int group = 0;
   const size_t at = place_of_ends(v.attributes());
-  const CacheGroup& ends = v.cache(v.in(at), &group);
-  v.require(ends.kv_heads == cached.kv_heads && ends.key_size == cached.key_size &&
-                ends.value_size == cached.value_size && has_few_bits(ends.format) &&
-                has_few_bits(cached.format),
-            "cache group " + ends.name + " of ends doesn't fit cache group " + cached.name);
+  verify_group_of_ends(v, at, cached, &group);
   v.input(v.in(at + 1), PortCheck::table, group);
   v.attends(group, 2 * kStep, kStep);
   v.divides(group);

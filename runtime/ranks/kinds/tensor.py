@@ -106,7 +106,7 @@ def _rope_kv_write(step: Step) -> Axis | None:
 
     ``LayerCut.piece`` chooses the keys and values of a rank.
     """
-    return Axis(step.inputs[0].shape[1].constant, (Slice(1), *(None,) * 5), (Slice(1),))
+    return Axis(step.inputs[0].shape[1].constant, (Slice(1), *(None,) * (len(step.inputs) - 1)), (Slice(1),))
 
 
 RULES: dict[str, Rule] = {

@@ -13,10 +13,12 @@ from enginewright.optimizer.bisect.bundle_run import BundleRun
 from enginewright.optimizer.bisect.program_run import ProgramRun
 from enginewright.optimizer.bisect.source_run import SourceRun
 from enginewright.optimizer.bisect.tolerance import difference
+from enginewright.optimizer.recipes.recipe import load_recipe, with_cache
 from enginewright.passes.ir.value_name import LOGITS, ValueName
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.progress import silent
 from tests.optimizer.bisect.conftest import Made
-from tests.optimizer.bisect.planting import Bundles
+from tests.optimizer.bisect.planting import Bundles, write_bundle
 from tests.passes.captured import captured, tiny
 
 LENGTHS = [(7,), (37, 1, 23)]
@@ -127,3 +129,29 @@ def test_attention_over_a_rounded_cache_is_the_same_in_all_programs(bundles: Bun
         name = ValueName(f"model.layers.{layer}.self_attn", "context")
         assert difference(values[0][name], values[1][name]).error < 1e-6
         assert difference(values[1][name], values[2][name]).error < 4e-3
+
+
+def test_keys_that_are_given_go_to_both_caches(made: Made, tmp_path: Path) -> None:
+    """Attention reads some of 400 tokens in 4 bits and the others in 8, fused with the rotation or not."""
+    model = tiny("Qwen2")[0]
+    source, recipe = SourceRun(model, "source"), with_cache(load_recipe("f32"), "k4v4")
+    recipe = recipe.model_copy(update={"name": "k4v4"})
+    tokens, captured = sequences((400, 23)), made.capture(model)
+    stages = made.replay(model, captured, recipe, "cpu", calibration=None, scratch=tmp_path, progress=silent)
+    bundle = Bundle.open(write_bundle(captured, recipe, stages[-1].program, tmp_path / "bundle"))
+    of_stage = {stage.name: stage.program for stage in stages}
+    runs = [
+        *(
+            ProgramRun(of_stage[name], name, leaves=source.leaves)
+            for name in ("fuse_norm_quantize", "fuse_rope_kv_write")
+        ),
+        BundleRun(bundle, "bundle", leaves=source.leaves),
+    ]
+    source_values = source.values(tokens)
+    before, after, stored = (run.values(tokens, source_values) for run in runs)
+    for layer in range(2):
+        path = f"model.layers.{layer}.self_attn"
+        context, key = ValueName(path, "context"), ValueName(path, "key")
+        assert difference(before[context], after[context]).error < 1e-6
+        assert difference(after[context], stored[context]).error < 4e-3
+        assert difference(after[key], stored[key]).error < 4e-3

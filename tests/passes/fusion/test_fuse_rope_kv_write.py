@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from enginewright.passes.attention.lower_attention import LowerAttention
+from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.kv_options import CacheOptions
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.fusion import fuse_rope_kv_write
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
@@ -41,6 +44,42 @@ def test_every_layer(shape: Shape) -> None:
     ):
         assert [n.target for n in attention.args[:3]] == [operator.getitem] * 3
         assert [n.args for n in attention.args[:3]] == [(fused, i) for i in range(3)]
+
+
+def _with_ends() -> Program:
+    program = _paged(Shape(windows=(0, 8, 2000), head_size=16))
+    RoundKvCache().run(program, PassContext(recipe=PassOptions(kv_cache=CacheOptions(dtype="k4v4"))))
+    return program
+
+
+def test_a_second_cache_is_written_in_the_same_op() -> None:
+    before = _with_ends()
+    after, record = fuse(before, FuseRopeKvWrite(ends=True))
+    assert record.matched == 3 and not record.rejected
+    assert not after.nodes_of(ew.rope.default, ew.kv_write.default)
+    first, window, last = after.nodes_of(ew.paged_attention.default)
+    assert [op_counts(after)[f"ew.{op}"] for op in ("rope_kv_write", "rope_kv_write_with_ends")] == [1, 2]
+    assert "ends_k_cache" not in window.kwargs
+    for fused, attention in zip(after.nodes_of(ew.rope_kv_write_with_ends.default), (first, last), strict=True):
+        read = [*attention.args[:3], attention.kwargs["ends_k_cache"], attention.kwargs["ends_v_cache"]]
+        assert [n.args for n in read if isinstance(n, torch.fx.Node)] == [(fused, i) for i in range(5)]
+
+
+def test_a_second_cache_is_written_apart_for_targets_without_the_op() -> None:
+    program = _with_ends()
+    record = FuseRopeKvWrite().run(program, PassContext())
+    assert record.matched == 1  # the window of 8 tokens, which has one cache
+    assert [r.reason for r in record.rejected] == ["a rotated query or key is read elsewhere"] * 2
+
+
+def test_a_second_cache_of_other_values_stays() -> None:
+    program = _with_ends()
+    write = program.nodes_of(ew.kv_write.default)[1]
+    with program.inserting_before(write):
+        write.args = (*write.args[:3], program.call(aten.neg.default, write.args[3], where=("x",)), *write.args[4:])
+    record = FuseRopeKvWrite(ends=True).run(program, PassContext())
+    assert record.matched == 2
+    assert [r.reason for r in record.rejected] == ["the second cache has other keys or values"]
 
 
 @pytest.mark.matrix

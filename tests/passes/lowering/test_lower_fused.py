@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from enginewright.passes.attention.lower_attention import LowerAttention
+from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.kv_options import CacheOptions
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Step
 from tests.passes.fusion.fused import fuse, prepared
@@ -101,6 +104,17 @@ def test_a_rotation_that_writes_keys_and_values(shape: Shape) -> None:
     assert len(step.inputs) == 6 and len(step.outputs) == 1  # q, k, v, table, slots and the cache; q rotated
     assert ops(plain).count("rope") == 2 and ops(plain).count("kv_write") == 1
     assert not {"rope", "kv_write"} & set(ops(lowered))
+
+
+def test_a_rotation_that_writes_to_two_caches() -> None:
+    program = decoder(Shape(windows=(0,)))
+    LowerAttention().run(program, PassContext())
+    RoundKvCache().run(program, PassContext(recipe=PassOptions(kv_cache=CacheOptions(dtype="k4v4"))))
+    after, _ = fuse(program, FuseRopeKvWrite(ends=True))
+    step = step_of(lower(after).program, "rope_kv_write")
+    assert step.attrs == {"interleaved": False, "has_ends": True}
+    assert [operand.name for operand in step.inputs[4:]] == ["slots:full", "full/0", "full-ends/0", "slots:full-ends"]
+    assert len(step.outputs) == 1
 
 
 def test_nothing_is_fused_here() -> None:

@@ -79,6 +79,25 @@ def test_a_rotation_that_is_cached_is_the_rotation_then_the_write(
     opcheck(ew.rope_kv_write.default, (*caches, q, k, v, table, slots, interleaved))
 
 
+@pytest.mark.parametrize("dtype", ["k4v4", "k6v4"])
+def test_a_rotation_that_is_cached_twice_is_the_rotation_then_both_writes(dtype: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(5, n, 16) for n in (4, 2, 2))
+    caches, ends = torch.randn(2, 3, 4, 2, 16), torch.randn(2, 2, 4, 2, 16)
+    table = ew.rope_table(torch.arange(5), torch.rand(8), 1.0)
+    slots, ends_slots = torch.randperm(12)[:5].int(), torch.randperm(8)[:5].int()
+    arguments = (*caches, *ends, q, k, v, table, slots, ends_slots, False, dtype, "k8v8")
+    rotated = ew.rope(k, table, False)
+    apart = (
+        ew.rope(q, table, False),
+        *ew.kv_write(*caches, rotated, v, slots, dtype),
+        *ew.kv_write(*ends, rotated, v, ends_slots, "k8v8"),
+    )
+    for result, expected in zip(ew.rope_kv_write_with_ends(*arguments), apart, strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    opcheck(ew.rope_kv_write_with_ends.default, arguments)
+
+
 def test_a_table_wider_than_a_head_is_refused() -> None:
     q = torch.randn(2, 1, 4)
     caches = torch.zeros(2, 1, 4, 1, 4)

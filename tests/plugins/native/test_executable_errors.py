@@ -132,6 +132,28 @@ def heads_that_do_not_fit(b: LoweredBuilder) -> None:
     b.step("kv_write", [x, x, b.input("slots:full"), b.cache("full/0")], [])
 
 
+def write_with_ends(b: LoweredBuilder, cache: str, ends: str, **attrs: int) -> None:
+    for name, dtype in (("few", "k4v4"), ("few-ends", "k8v8")):
+        b.group(name, [0], 2, 4, 4)
+        b.groups[-1] = b.groups[-1].model_copy(update={"dtype": dtype})
+    x = view(b.values(ONES), (T, 2, 4))
+    inputs = [x, x, x, b.buffer(T, 4), b.input(f"slots:{cache}"), b.cache(f"{cache}/0"), b.cache(f"{ends}/0")]
+    inputs.append(b.input(f"slots:{ends}"))
+    b.step("rope_kv_write", inputs, [b.buffer(T, 2, 4)], interleaved=False, has_ends=True, **attrs)
+
+
+def ends_of_floats(b: LoweredBuilder) -> None:
+    write_with_ends(b, "few", "full")
+
+
+def ends_of_a_cache_of_floats(b: LoweredBuilder) -> None:
+    write_with_ends(b, "full", "few-ends")
+
+
+def ends_that_ranks_divide(b: LoweredBuilder) -> None:
+    write_with_ends(b, "few", "few-ends", ranks=2, rank=0)
+
+
 def attend(b: LoweredBuilder, heads: int, **attrs: int) -> None:
     x = view(b.weight(np.ones((6, 4 * heads), np.float32)), (T, heads, 4))
     tables = [b.input(name) for name in ("block_table:full", "q_start", "kv_len")]
@@ -222,6 +244,9 @@ BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (slots_of_no_group, "there is no input slots:sliding"),
     (no_such_layer, "there is no cache full/1"),
     (heads_that_do_not_fit, "doesn't fit cache group full"),
+    (ends_of_floats, "cache group full of ends doesn't fit cache group few"),
+    (ends_of_a_cache_of_floats, "cache group few-ends of ends doesn't fit cache group full"),
+    (ends_that_ranks_divide, "attribute ranks: a second cache isn't divided among ranks"),
     (heads_that_do_not_divide, r"operand w\d \[T, 3, 4\] doesn't fit cache group full"),
     (heads_behind_the_last_kv_head, "from head 1 in groups of 2 meets more than the 2 kv heads of cache group full"),
     (first_head_of_the_next_group, r"attribute first_head = 2 is not in \[0, 1\]"),
