@@ -120,7 +120,7 @@ check: setup $(STUB)  ## check what has changed since the last commit, or FILES=
 	@$(PY) tests/check.py $(FILES)
 
 pytest: setup
-	@$(PY) -m pytest -q -n 2 --dist loadfile $(if $(MATRIX),-m "not soak")
+	@$(PY) -m pytest -q -n 2 --dist loadfile $(if $(MATRIX),-m "not soak" --durations=60 --durations-min=5)
 
 test-matrix: setup  ## run the tests that CI has besides: more of the long tables, damaged files, the packages, a real model
 	@$(PY) -m pytest -q -n 2 --dist loadfile -m "matrix and not soak"
