@@ -182,7 +182,7 @@ def test_record(family: str, page: Path, tmp_path: Path, request: pytest.Fixture
     record = record_of(family, tmp_path)
     if request.config.getoption("--update-golden"):
         _update(page, family, record)
-    assert read_records()[family] == record, f"{RECORDS.name} is stale: run with -m matrix --update-golden"
+    assert read_records()[family] == record, f"{RECORDS.name} is stale: run with -m 'matrix or soak' --update-golden"
 
 
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "modernbert"])
