@@ -261,7 +261,7 @@ SIZES_OF_STATES = [
 
 
 @pytest.mark.parametrize(("architecture", "key"), SIZES_OF_STATES)
-def test_a_file_that_lies_about_its_states_is_refused_and_nothing_is_written(
+def test_a_file_that_lies_about_its_states_is_refused(
     architecture: str, key: str, tmp_path: Path
 ) -> None:
     model, size = build(CASES[architecture]), CASES[architecture].keys[key]
