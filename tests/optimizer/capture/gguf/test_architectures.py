@@ -261,9 +261,7 @@ SIZES_OF_STATES = [
 
 
 @pytest.mark.parametrize(("architecture", "key"), SIZES_OF_STATES)
-def test_a_file_that_lies_about_its_states_is_refused(
-    architecture: str, key: str, tmp_path: Path
-) -> None:
+def test_a_file_that_lies_about_its_states_is_refused(architecture: str, key: str, tmp_path: Path) -> None:
     model, size = build(CASES[architecture]), CASES[architecture].keys[key]
     for value in (0, size // 2, 2 * size, 2**31 - 1):
         path = write_model(tmp_path / "tiny.gguf", architecture, model, keys={key: value})
