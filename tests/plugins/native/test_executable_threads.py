@@ -86,11 +86,12 @@ def test_a_model_takes_the_threads_of_the_quota(tiny_bundle: Path, monkeypatch: 
 
 
 def test_more_threads_than_a_quota_sleep_at_once(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads may spin for a second here: the CPU time of this process after a step shows if they do."""
+    """Threads may spin for 0.3 s here: the CPU time of this process after a step shows if they do."""
     monkeypatch.setattr(executable, "cpu_quota", lambda: 1)
-    tuning = {"spin_microseconds": 1_000_000, "small_work": 1}
+    tuning = {"spin_microseconds": 300_000, "small_work": 1}
     runner = StepRunner(Bundle.open(tiny_bundle), SIZES, threads=2, tuning=tuning)
     runner.fill_caches()
+    time.sleep(0.4)  # a thread that had started before the quota was stated spins until then if it gets no task
     runner.program.run(runner.step(SIZES[0]))
     before = time.process_time()
     time.sleep(0.2)
