@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from enginewright.optimizer.shared.resources import frozen_objects
 from enginewright.runtime.shared.errors import EnginewrightError
 from enginewright.runtime.shared.file_limit import raise_file_limit
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
@@ -139,10 +140,9 @@ class LoadRun:
         try:
             model = await self._prepare()
             gc.collect()
-            gc.freeze()
-            cpu, self._start = time.process_time(), time.monotonic()
-            show = asyncio.create_task(self._show())
-            with _on_interrupt(self._stopped.set):
+            with frozen_objects(), _on_interrupt(self._stopped.set):
+                cpu, self._start = time.process_time(), time.monotonic()
+                show = asyncio.create_task(self._show())
                 load = asyncio.create_task(self._open() if self._workload.is_open else self._closed())
                 stop = asyncio.create_task(self._stopped.wait())
                 await asyncio.wait((load, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -159,7 +159,6 @@ class LoadRun:
         finally:
             watch.cancel()
             self._client.close()
-            gc.unfreeze()
 
     async def _prepare(self) -> str:
         """Finds out the model's name and the fields that the server accepts, by a request that isn't counted."""

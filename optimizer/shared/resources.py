@@ -39,22 +39,38 @@ def rss_bytes(status: Path = Path("/proc/self/statm")) -> int:
 
 
 @contextmanager
-def fewer_collections() -> Iterator[None]:
-    """Has Python's garbage collector run less often within the block, and skip the objects that exist at its beginning.
+def frozen_objects() -> Iterator[None]:
+    """Has Python's garbage collector skip, within the block, the objects that exist at its beginning.
 
-    Torch and transformers have a million objects, and graphs many more: collecting them again and again takes an eighth
-    of an export. Objects that were frozen before stay frozen.
+    Objects that were frozen before stay frozen.
     """
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
-    gc.set_threshold(max(before[0], _YOUNG_OBJECTS) if before[0] else 0, *before[1:])
+    frozen = gc.get_freeze_count()
     if not frozen:
         gc.freeze()
     try:
         yield
     finally:
-        gc.set_threshold(*before)
         if not frozen:
             gc.unfreeze()
+
+
+@contextmanager
+def fewer_collections() -> Iterator[None]:
+    """Has Python's garbage collector run less often within the block, and skip the objects that exist at its beginning.
+
+    Torch and transformers have a million objects, and graphs many more: collecting them again and again takes an eighth
+    of an export. Nothing changes in a process whose collector runs as seldom already.
+    """
+    before = gc.get_threshold()
+    if before[0] >= _YOUNG_OBJECTS:  # who did that has frozen what there was, and counting a million takes long
+        yield
+        return
+    gc.set_threshold(_YOUNG_OBJECTS if before[0] else 0, *before[1:])
+    try:
+        with frozen_objects():
+            yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def release_pages(array: npt.NDArray[Any]) -> None:

@@ -20,6 +20,7 @@ from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, CapacityError, RequestError, TrustError, shown
 from ..shared.hidden_taps import with_taps
 from ..shared.lowered_program import LoweredProgram, WeightUse
+from ..shared.memory import ask_for_huge_pages
 from ..shared.panel_layouts import PANEL
 from ..shared.records import R
 from ..shared.targets import part, sections_of
@@ -442,6 +443,7 @@ class Bundle:
             with self._open_blob(blob) as file:
                 # Of the size that the manifest states, not of the moment's: it is what the tensors lie in.
                 mapped = mmap.mmap(file.fileno(), self.index.blobs[blob].bytes, access=mmap.ACCESS_READ)
+                ask_for_huge_pages(mapped)
                 descriptor = os.dup(file.fileno())
             weakref.finalize(self, os.close, descriptor).atexit = False  # the process's end closes it
             self._mapped[blob] = descriptor, _state(descriptor)
@@ -464,10 +466,12 @@ class Bundle:
     def _memory(self, blob: int, size: int) -> mmap.mmap:
         """Allocates memory that begins at a page, so that it is aligned for vector loads. Raises CapacityError."""
         try:
-            return mmap.mmap(-1, max(size, 1))
+            memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as e:
             path = self.path / self.index.blobs[blob].file
             raise CapacityError(f"{path}: no memory for {size:,} bytes of it", hint='Use load="map".') from e
+        ask_for_huge_pages(memory)
+        return memory
 
     def _open_blob(self, blob: int) -> io.BufferedReader:
         listed = self.index.blobs[blob]

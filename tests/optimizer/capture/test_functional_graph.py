@@ -27,6 +27,13 @@ class Reshapes(torch.nn.Module):
         return (x * 2).transpose(0, 1).reshape(-1) + x.reshape(-1)
 
 
+class Parts(torch.nn.Module):
+    def forward(self, x):
+        a, b, c = x.chunk(3, dim=-1)
+        heads = x.unflatten(1, (2, -1)).transpose(1, 2)
+        return heads.flatten(1) + (x * torch.tensor([2.0])).flatten().sum() + torch.cat((c, b, a), 1)
+
+
 class Writes(torch.nn.Module):
     def forward(self, x):
         y = x.clone()
@@ -35,7 +42,7 @@ class Writes(torch.nn.Module):
 
 
 @pytest.mark.parametrize("rows", [5, 12])
-@pytest.mark.parametrize(("module", "quick"), [(Casts(), True), (Reshapes(), True), (Writes(), False)])
+@pytest.mark.parametrize(("module", "quick"), [(Casts(), True), (Reshapes(), True), (Parts(), True), (Writes(), False)])
 def test_is_what_run_decompositions_gives(module, quick, rows, monkeypatch):
     x = torch.randn(rows, 8)
     shapes = {"x": {0: torch.export.Dim("T", min=2, max=1000)}}
@@ -49,7 +56,7 @@ def test_is_what_run_decompositions_gives(module, quick, rows, monkeypatch):
     got = make_functional(exported)
     assert bool(retraced) is not quick
     assert targets(got) == targets(want)
-    interpreted = torch.fx.Interpreter(got.graph_module).run(x)[0]
+    interpreted = torch.fx.Interpreter(got.graph_module).run(*got.constants.values(), x)[0]
     assert torch.equal(interpreted, module(x))
     schemas = [n.target._schema for n in got.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
     assert not any(s.is_mutable for s in schemas)
