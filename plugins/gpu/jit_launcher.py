@@ -64,15 +64,16 @@ def tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted
 def prepare_interpreter() -> None:
     """Corrects bfloat16 in Triton's interpreter, and makes the interpreter faster. No other result changes."""
     _interpret_bfloat16()
-    _search_once()
+    _make_interpreter_faster()
 
 
-def _search_once() -> None:
-    """Has Triton's interpreter do three things once that it does in each call, a third of its time together.
+def _make_interpreter_faster() -> None:
+    """Removes repeated work from Triton's interpreter, a quarter of its time.
 
-    For each launch and each call of a device function it searches Triton's modules for what it replaces; for each array
-    it builds the table of numpy's types. For each sum or product of integers it computes whether it overflows, for an
-    assertion that is compiled in debug mode alone.
+    At each launch and each call of a device function it searches Triton's modules for the functions that it replaces;
+    their names are kept here. For each array it builds a table of numpy's types; each type is kept. For each sum or
+    product of integers it computes whether the result overflows, for an assertion that exists in debug mode alone; the
+    check is switched off.
     """
     from triton import language
     from triton.runtime import interpreter
