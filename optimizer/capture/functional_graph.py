@@ -26,7 +26,7 @@ _OTHER_NAMES: dict[object, Callable[..., object]] = {
     aten.concatenate.default: aten.cat.default,
     aten.lift_fresh_copy.default: aten.clone.default,
 }
-"""Composite op -> the op of which it is a second name. ``run_decompositions`` doesn't replace these."""
+"""Op -> the op with the same arguments and result. ``run_decompositions`` replaces the last one alone."""
 
 
 def make_functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -122,6 +122,7 @@ def _replace_reshape(graph: torch.fx.Graph, node: Node, shape: object) -> None:
 
 
 def _is_view(value: FakeTensor, source: FakeTensor) -> bool:
+    """Returns True if ``value`` shares the memory of ``source``."""
     return bool(value.untyped_storage()._cdata == source.untyped_storage()._cdata)
 
 

@@ -62,7 +62,7 @@ def fewer_collections() -> Iterator[None]:
     of an export. Nothing changes in a process whose collector runs as seldom already.
     """
     before = gc.get_threshold()
-    if before[0] >= _YOUNG_OBJECTS:  # who did that has frozen what there was, and counting a million takes long
+    if before[0] >= _YOUNG_OBJECTS:  # as in the tests, where counting a million frozen objects takes long
         yield
         return
     gc.set_threshold(_YOUNG_OBJECTS if before[0] else 0, *before[1:])

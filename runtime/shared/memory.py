@@ -102,8 +102,8 @@ def free_memory(meminfo: Path = _MEMINFO, cgroup: Path = Path("/sys/fs/cgroup"))
 def ask_for_huge_pages(memory: mmap.mmap) -> None:
     """Advises the system to use huge pages (2 MB) for memory that steps read again and again, or for a mapped file.
 
-    A file system with large folios (ext4 since Linux 6.16, XFS, Btrfs) then reads a mapped file in huge pages; what is
-    cached in small ones stays so. With fewer pages fewer searches of page tables are needed.
+    A file system with large folios, such as ext4 in Linux 6.18, then reads a mapped file in huge pages; what is cached
+    in small ones stays so. With fewer pages fewer searches of page tables are needed.
     """
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without huge pages

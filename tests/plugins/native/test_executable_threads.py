@@ -18,6 +18,7 @@ from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared import threads as module
 from enginewright.runtime.shared.step_costs import StepSizes
+from tests.waiting import wait_until
 
 CORES = sorted(os.sched_getaffinity(0))
 PROMPTS = [list(range(3, 90)), [5, 9, 200], list(range(100, 140))]
@@ -57,6 +58,13 @@ def put_on(cores: list[int]) -> None:
             continue  # it has ended
 
 
+def cpu_seconds_of(seconds: float) -> float:
+    """The CPU time that this process takes in so many seconds."""
+    before = time.process_time()
+    time.sleep(seconds)
+    return time.process_time() - before
+
+
 def test_answers_while_the_affinity_changes(tiny_bundle: Path) -> None:
     with LLM(tiny_bundle, threads=1) as llm:
         want = answers(llm)
@@ -91,8 +99,6 @@ def test_more_threads_than_a_quota_sleep_at_once(tiny_bundle: Path, monkeypatch:
     tuning = {"spin_microseconds": 300_000, "small_work": 1}
     runner = StepRunner(Bundle.open(tiny_bundle), SIZES, threads=2, tuning=tuning)
     runner.fill_caches()
-    time.sleep(0.4)  # a thread that had started before the quota was stated spins until then if it gets no task
+    wait_until(lambda: cpu_seconds_of(0.1) < 0.02)  # a thread that started before the quota was stated may spin now
     runner.program.run(runner.step(SIZES[0]))
-    before = time.process_time()
-    time.sleep(0.2)
-    assert time.process_time() - before < 0.05
+    assert cpu_seconds_of(0.2) < 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -40,6 +41,23 @@ def resize(bundle: Path, name: str) -> None:
         edit(bundle / "targets/cpu/manifest.json", lambda m: m["files"][name].update(bytes=size))
     else:
         edit(bundle / "manifest.json", lambda m: m["files"][name].update(bytes=size))
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no transparent huge pages"
+)
+@pytest.mark.parametrize("load", ["map", "read"])
+def test_weights_ask_for_huge_pages(load: reader.Load, tiny_bundle: Path) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    weight = bundle.weight(next(iter(bundle.index.tensors)), load)
+    flags: dict[range, list[str]] = {}
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+            place = range(*(int(end, 16) for end in line.split()[0].split("-")))
+        elif line.startswith("VmFlags:"):
+            flags[place] = line.split()
+    (of_weight,) = (words for place, words in flags.items() if weight.ctypes.data in place)
+    assert "hg" in of_weight
 
 
 def test_weights_are_mapped_and_read_only(make_bundle: Make) -> None:
