@@ -24,9 +24,13 @@ def test_weights_take_no_memory(hidden):
     build_model(transformers.LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, vocab_size=64))
     before = resident_bytes()  # of modules, which the first model loads, too
     model = build_model(config)
-    size = sum(p.numel() * 4 for p in model.parameters())
-    assert size > 300e6
-    assert resident_bytes() - before < 0.1 * size
+    weights = list(model.parameters())
+    # The allocator writes a few bytes in front of each weight. They take a page of 2 MB where the system or an earlier
+    # array of numpy, which asks for such pages, gave the heap huge pages.
+    headers = len(weights) * 2**21
+    size = sum(weight.numel() * 4 for weight in weights)
+    assert size > 2 * headers
+    assert resident_bytes() - before < headers + 2**24
     assert not model.training
 
 
