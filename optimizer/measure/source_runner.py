@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from enginewright.optimizer.shared.export_records import SourceSpeed
 from enginewright.passes.ir.weights import Cast, WeightExpr
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .lazy_weights import bring_weights_lazily, held, load_weights, placeholder
 
@@ -73,9 +75,12 @@ class SourceRunner:
         else:
             bring_weights_lazily(self.model, weights)
 
-    def logits(self, ids: torch.Tensor) -> FloatArray:
-        """Returns the logits after every token of B sequences of S tokens: [B, S] -> [B, S, V] float32."""
-        with torch.inference_mode():
+    def logits(self, ids: torch.Tensor, progress: Progress = silent, detail: str = "") -> FloatArray:
+        """Returns the logits after every token of B sequences of S tokens: [B, S] -> [B, S, V] float32.
+
+        ``progress`` is called with the stage "measure" and ``detail`` after each module that has weights.
+        """
+        with torch.inference_mode(), _reported(self.model, progress, detail):
             logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
         result: FloatArray = logits.float().numpy()
         return result
@@ -169,6 +174,26 @@ def logit_bytes(model: PreTrainedModel) -> int:
     program's.
     """
     return 2 * 4 * ROWS * int(getattr(model.config.get_text_config(), "vocab_size", 0))
+
+
+@contextmanager
+def _reported(model: torch.nn.Module, progress: Progress, detail: str) -> Iterator[None]:
+    """Calls ``progress`` after each run of a module with weights, as ``SourceRunner.logits`` says.
+
+    A module may run several times, and an expert not at all: the number of modules that ran is at most that of modules.
+    """
+    modules = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+    count = itertools.count(1)
+
+    def ran(*_: object) -> None:
+        progress(ProgressEvent("measure", min(next(count), len(modules)), len(modules), detail))
+
+    hooks = [module.register_forward_hook(ran) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _read(source: ModelSource) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:

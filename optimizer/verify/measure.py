@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from enginewright.passes.framework.fast_evaluation import FastEvaluation, Weight
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.shared.contracts import FloatArray, PooledTask
+from enginewright.runtime.shared.progress import Progress, silent
 from enginewright.runtime.shared.step_schema import POOLED
 
 from .measuring_tokens import MeasuringTokens
@@ -75,6 +77,7 @@ class SourceLogits:
         tokens: MeasuringTokens,
         keep_bytes: int,
         cache: WeightCache,
+        progress: Progress = silent,
     ) -> SourceLogits:
         """Runs the source on ``tokens``, and returns its logits.
 
@@ -84,6 +87,7 @@ class SourceLogits:
             tokens: the sequences to run.
             keep_bytes: if the weights have at most this many bytes, they are read once and stay in ``cache``.
             cache: gets the weights that were read, because the captured program needs the same ones.
+            progress: called with the stage "measure" after each module that has weights.
 
         Raises the errors of `SourceRunner`.
         """
@@ -91,7 +95,7 @@ class SourceLogits:
         for row, sequence in zip(ids, tokens.sequences, strict=True):
             row[: len(sequence)] = sequence  # what comes behind it doesn't reach back: these are causal models
         runner = SourceRunner(source, context_length=context_length, keep_bytes=keep_bytes)
-        logits = runner.logits(ids)
+        logits = runner.logits(ids, progress, f"the source on {tokens.origin}")
         for expr, value in runner.kept_weights():
             cache.offer(expr, value)
         return SourceLogits(tokens, tuple(r[: len(s)] for r, s in zip(logits, tokens.sequences, strict=True)))
@@ -104,15 +108,19 @@ class SourceLogits:
             cache.offer(expr, value)
         return SourceLogits(tokens, rows, runner.task)
 
-    def measure(self, program: Program, cache: WeightCache, length: int) -> Measured:
+    def measure(
+        self, program: Program, cache: WeightCache, length: int, ran: Callable[[int], None] | None = None
+    ) -> Measured:
         """Runs ``program`` on the first ``length`` tokens of each sequence; on all tokens if it computes whole texts.
+
+        ``ran`` is called after each of the program's calls, with the number of calls so far.
 
         Raises VerificationError if logits are not finite, or not as many as the source's.
         """
         start = time.perf_counter()
         cache.forget_all_but(program)
         sequences = [s if self.task else s[:length] for s in self.tokens.sequences]
-        rows = evaluate(program, sequences, cache)
+        rows = evaluate(program, sequences, cache, ran)
         divergence = divergence_of(self.task)
         errors = []
         for ids, logits, reference in zip(sequences, rows, self.logits, strict=True):
@@ -135,9 +143,23 @@ class SourceLogits:
         return Measured(figures, tuple(errors), tuple(rows))
 
 
-def evaluate(program: Program, sequences: Sequence[torch.Tensor], cache: WeightCache) -> list[FloatArray]:
-    """Returns the program's logits after every token: float32 [S, V] for each sequence [S]; [1, E] for a pooled one."""
-    logits = FastEvaluation(program, cache).evaluate(packed_inputs(program, sequences))[0]
+def evaluate(
+    program: Program,
+    sequences: Sequence[torch.Tensor],
+    cache: WeightCache,
+    ran: Callable[[int], None] | None = None,
+) -> list[FloatArray]:
+    """Returns the program's logits after every token: float32 [S, V] for each sequence [S]; [1, E] for a pooled one.
+
+    ``ran`` is called after each of the program's calls, with the number of calls so far.
+    """
+    count = itertools.count(1)
+
+    def observe(node: Node, value: object) -> None:
+        if ran is not None and node.op == "call_function":
+            ran(next(count))
+
+    logits = FastEvaluation(program, cache).evaluate(packed_inputs(program, sequences), observe)[0]
     counts = [1 if program.output_name == POOLED else len(s) for s in sequences]
     return [part.float().numpy() for part in logits.split(counts)]
 

@@ -18,6 +18,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.runtime.shared.errors import VerificationError
 from enginewright.runtime.shared.extensions import package_of
 from enginewright.runtime.shared.memory import return_freed_memory
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .measure import Measured, SourceLogits, relative_tolerance_of
 from .measuring_tokens import EXACT_LENGTH
@@ -90,6 +91,7 @@ class PassMeasurements:
         started: the time at which the export began, by ``time.perf_counter``.
         spent: the seconds since then in which ``source`` was computed.
         advice: the hints for passes that change more than they may.
+        progress: called with the stage "measure" after each of a measured program's calls.
 
     Raises:
         VerificationError: the captured program computes other logits than the source.
@@ -106,14 +108,15 @@ class PassMeasurements:
         started: float,
         spent: float = 0.0,
         advice: Advice = Advice(),
+        progress: Progress = silent,
     ) -> None:
-        self._advice = advice
+        self._advice, self._progress = advice, progress
         self._source, self._max_kl, self._cache, self._few = source, max_kl, cache, few
         self._started, self._spent, self._count, self._cost = started, spent, 0, float("inf")
         self._tolerance = relative_tolerance_of(captured)
         self._pending: list[_Step] = []
         self._found: list[Measurement | None] = []
-        measured = self._measure(captured, full=False)
+        measured = self._measure(captured, "the captured program", full=False)
         if (problem := self._difference(measured)) is not None:
             raise VerificationError(f"as captured, the program differs from its source: {problem}", hint=EXACT_HINT)
         self._captured = measured.figures
@@ -215,17 +218,21 @@ class PassMeasurements:
 
         Returns the measurement, and a message if it differs by too much, otherwise None.
         """
-        measured = self._measure(step.program, full=self._state.lossy or not step.exact)
+        measured = self._measure(step.program, f"after {step.name}", full=self._state.lossy or not step.exact)
         if not step.exact:
             return measured, self._loss(measured)
         if not self._state.lossy:
             return measured, self._difference(measured)
         return measured, self._change(step, measured)
 
-    def _measure(self, program: Program, *, full: bool) -> Measured:
+    def _measure(self, program: Program, name: str, *, full: bool) -> Measured:
+        """Measures ``program``, which ``name`` stands for in reports of progress."""
         start = time.perf_counter()
+        calls = sum(node.op == "call_function" for node in program.graph.nodes)
         length = self._source.tokens.length if full else min(EXACT_LENGTH, self._source.tokens.length)
-        measured = self._source.measure(program, self._cache, length)
+        measured = self._source.measure(
+            program, self._cache, length, lambda ran: self._progress(ProgressEvent("measure", ran, calls, name))
+        )
         self._cost = time.perf_counter() - start
         self._spent += self._cost
         self._count += 1

@@ -59,16 +59,15 @@ def measure_against(
     tokens = measuring_tokens(
         calibration, tokenizer, info, EXACT_LENGTH if recipe.exact else LENGTH // 2 if few else LENGTH
     )
-    progress(ProgressEvent("measure", 0, 2, f"the source on {tokens.origin}"))
+    progress(ProgressEvent("measure", 0, 1, f"the source on {tokens.origin}"))
     cache = WeightCache(keep_bytes)
     folder = ModelSource.of(source).path
     if info.pooling is not None and folder is not None:
         runner = PooledRunner(folder, recipe.pooling, context_length=info.context_length, keep_bytes=keep_bytes)
         logits = SourceLogits.of_pooled(runner, tokens, cache)
     else:
-        logits = SourceLogits.of(source, info.context_length, tokens, keep_bytes, cache)
-    progress(ProgressEvent("measure", 1, 2, "the captured program"))
-    measurements = PassMeasurements(
+        logits = SourceLogits.of(source, info.context_length, tokens, keep_bytes, cache, progress)
+    return PassMeasurements(
         logits,
         captured.program,
         max_kl=max_kl_of(recipe),
@@ -77,9 +76,8 @@ def measure_against(
         started=started,
         spent=time.perf_counter() - begin,
         advice=Advice(lossy_hint(recipe), _bisect(ModelSource.of(source), recipe_from)),
+        progress=progress,
     )
-    progress(ProgressEvent("measure", 2, 2, tokens.origin))
-    return measurements
 
 
 def _bisect(source: ModelSource, recipe: str | Path | None) -> str:

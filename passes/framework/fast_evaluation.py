@@ -141,7 +141,7 @@ class FastEvaluation:
     ) -> tuple[torch.Tensor, ...]:
         """Returns the results of ``Program.evaluate`` for these inputs, computed faster.
 
-        ``observe`` is called with each call and its result.
+        ``observe`` is called with every node and its value.
         """
         return self.program.evaluate(inputs, observe, self.compute, self.read)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.measure import source_runner
 from enginewright.optimizer.measure.source_runner import SourceRunner, weight_bytes
 from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.progress import ProgressEvent
 
 IDS = torch.arange(5, 45).view(2, 20)
 
@@ -28,6 +29,17 @@ def test_a_directory(family: str, keep_bytes: int, tiny_model: Callable[..., Pre
     model.save_pretrained(tmp_path)
     runner = SourceRunner(tmp_path, keep_bytes=keep_bytes)
     np.testing.assert_array_equal(runner.logits(IDS), expected(model))
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
+def test_progress_counts_the_modules_with_weights(keep_bytes: int, tiny_model: Callable[..., PreTrainedModel]) -> None:
+    runner = SourceRunner(tiny_model("Llama", num_hidden_layers=2), keep_bytes=keep_bytes)
+    events: list[ProgressEvent] = []
+    logits = runner.logits(IDS, events.append, "the source")
+    modules = 2 * (4 + 3 + 2) + 3  # of a layer: attention, MLP, norms; the embedding, the last norm and the head
+    assert events == [ProgressEvent("measure", done, modules, "the source") for done in range(1, modules + 1)]
+    np.testing.assert_array_equal(runner.logits(IDS), logits)
+    assert len(events) == modules
 
 
 @pytest.mark.parametrize("family", ["Llama", "Gemma2", "GPT2", "Mixtral", "GPTNeoX"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply
 from enginewright.runtime.shared.errors import VerificationError
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.passes.captured import captured
 
 aten, ew = torch.ops.aten, torch.ops.ew
@@ -203,3 +205,22 @@ def test_a_captured_program_that_is_another() -> None:
     scale_weight(program)
     with pytest.raises(VerificationError, match=r"^as captured, the program differs from its source: on some tokens"):
         PassMeasurements(source(64), program, max_kl=None, cache=WeightCache(), few=False, started=0.0)
+
+
+def test_progress_counts_a_program_s_calls_and_names_the_pass() -> None:
+    program = captured("Llama", hidden_size=64)
+    events: list[ProgressEvent] = []
+    measurements = PassMeasurements(
+        source(64), program, max_kl=None, cache=WeightCache(), few=False, started=0.0, progress=events.append
+    )
+    passes = default_pipeline()
+    measurements.begin(passes)
+    PassManager(passes, PassContext(recipe=PassOptions()), measurements.after).run(program)
+    assert {event.stage for event in events} == {"measure"}
+    begins = [i for i, event in enumerate(events) if event.done == 1]
+    runs = [events[i:j] for i, j in pairwise([*begins, len(events)])]
+    for run in runs:
+        assert [event.done for event in run] == list(range(1, run[0].total + 1))
+        assert len({event.detail for event in run}) == 1
+    assert runs[0][0].detail == "the captured program"
+    assert len(runs) > 1 and all(run[0].detail.startswith("after ") for run in runs[1:])
