@@ -45,7 +45,6 @@ class Only(msgspec.Struct, frozen=True):
 Rule = Renamed | Idle | Only
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
-_ONE_DEVICE = Only((None, 1), "a bundle runs on one device", "Use threads=N to set the number of cores.")
 _NO_IMAGES = Only((*_EMPTY, ""), "models read only text", "Leave it out.")
 _NO_LORA = Only(
     (None, False), "adapters can't be loaded yet", "Merge the adapter into the model, and export the merged model."
@@ -75,6 +74,7 @@ OF_LLM: Mapping[str, Rule] = {
     "enable_prefix_caching": Renamed("prefix_cache"),
     "kv_cache_memory_bytes": Renamed("memory"),
     "scheduling_policy": Renamed("scheduling"),
+    "tensor_parallel_size": Renamed("ranks"),
     **dict.fromkeys(
         (
             *("gpu_memory_utilization", "swap_space", "cpu_offload_gb", "enforce_eager", "max_seq_len_to_capture"),
@@ -86,7 +86,10 @@ OF_LLM: Mapping[str, Rule] = {
         ),
         Idle(),
     ),
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_DEVICE),
+    "pipeline_parallel_size": Only((None, 1), "its name here is partition", 'Pass partition="pipeline=N".'),
+    "data_parallel_size": Only(
+        (None, 1), "an LLM runs one copy of the model", "Use several LLMs, or `optimize serve --replicas N`."
+    ),
     **dict.fromkeys(("dtype", "kv_cache_dtype", "quantization", "load_format"), _AT_EXPORT),
     **dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), _ONE_VERSION),
     **dict.fromkeys(("task", "runner", "convert"), _AS_EXPORTED),

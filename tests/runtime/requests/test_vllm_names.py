@@ -82,6 +82,10 @@ def test_the_other_names(tiny_bundle: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"max_model_len": 8, "context": 8}, "context, max_model_len: these are two names"),
         ({"max_model_len": "long"}, "context: 'long'"),
+        ({"tensor_parallel_size": 0}, "ranks: 0"),
+        ({"tensor_parallel_size": 2, "partition": "pipeline=3"}, "ranks: 2 isn't the 3 of partition"),
+        ({"pipeline_parallel_size": 2}, 'pipeline_parallel_size: .*\n  Pass partition="pipeline=N"'),
+        ({"data_parallel_size": 2}, "data_parallel_size: .*\n  Use several LLMs, or `optimize serve --replicas N`"),
         ({"max_model_len": 10**9}, "context"),
         ({"model": "x"}, "path, model: these are two names"),
         ({"scheduling_policy": "lottery"}, "lottery"),
@@ -94,6 +98,13 @@ def test_the_other_names(tiny_bundle: Path) -> None:
             LLM(tiny_bundle, **options)
     with pytest.raises(ew.RequestError, match="path: None is of type"):
         LLM()
+
+
+def test_a_size_of_tensor_parallelism_is_a_number_of_ranks(tiny_bundle: Path) -> None:
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    with ew.LLM(tiny_bundle, tensor_parallel_size=2, threads=1) as divided, ew.LLM(tiny_bundle) as whole:
+        assert divided.info()["executor"]["partition"] == "tensor=2"
+        assert divided.generate("Hello", params)[0].token_ids == whole.generate("Hello", params)[0].token_ids
 
 
 def test_names_that_nobody_has(make_llm: MakeLLM, toy: Toy) -> None:
