@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import importlib.util
@@ -69,10 +70,12 @@ def pytest_collection_finish() -> None:
     """Excludes the objects that are loaded by now (torch, transformers, the tests) from garbage collection.
 
     Python's collector looks through them again and again, which takes a third of the tests' time. New objects needn't
-    be looked through every 700 objects either.
+    be looked through every 700 objects either. As Python exits, nanobind looks for objects that the collector left, so
+    they are unfrozen then, after pytest's own five collections.
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)
     gc.set_threshold(20_000, 20, 20)
 
 
@@ -133,11 +136,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         module.trace = _traced[0]  # type: ignore[attr-defined]
     for traced in _traced:
         traced.enabled = not item.nodeid.startswith(_TracedOnce.EXEMPT)
-
-
-def pytest_sessionfinish() -> None:
-    """At its end Python takes everything apart again: what the extension has made mustn't be missed there."""
-    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
