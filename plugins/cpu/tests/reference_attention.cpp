@@ -18,9 +18,16 @@ float bf16_value(uint16_t bits) {
   return value;
 }
 
-// Number `code` of the positive e4m3fn numbers, 0 .. 126.
+// Number `code` of the positive e4m3fn numbers, 0 .. 126; 127, which stands for NaN, as if it were one of
+// them.
 double e4m3_value(int code) {
-  return code < 8 ? std::ldexp(code, -9) : std::ldexp(8 + code % 8, code / 8 - 10);
+  static const std::vector<double> values = [] {
+    std::vector<double> all;
+    for (int c = 0; c <= 127; ++c)
+      all.push_back(c < 8 ? std::ldexp(c, -9) : std::ldexp(8 + c % 8, c / 8 - 10));
+    return all;
+  }();
+  return values[static_cast<size_t>(code)];
 }
 
 uint8_t to_e4m3(float x) {
@@ -29,6 +36,7 @@ uint8_t to_e4m3(float x) {
     const double here = std::fabs(std::fabs(double{x}) - e4m3_value(code));
     const double there = std::fabs(std::fabs(double{x}) - e4m3_value(best));
     if (here < there || (here == there && code % 2 == 0)) best = code;
+    if (here > there) break;  // the numbers rise
   }
   return static_cast<uint8_t>(best + (std::signbit(x) ? 128 : 0));
 }
@@ -307,19 +315,29 @@ void paged_attention(const PagedAttentionArgs& a) {
   const KvCache& cache = a.cache;
   const int64_t group = a.group > 0 ? a.group : cache.query_group(a.query_heads);
   for (int64_t b = 0; b < a.spans.requests; ++b) {
+    // A row is decoded once for all queries that read it.
+    const int64_t length = a.kv_len[b], heads = cache.kv_heads;
+    std::vector<std::vector<double>> rows(static_cast<size_t>(4 * heads * length));
+    const auto decoded = [&](bool of_ends, bool of_keys, int64_t head,
+                             int64_t key) -> const std::vector<double>& {
+      std::vector<double>& values =
+          rows[static_cast<size_t>(((2 * of_ends + of_keys) * heads + head) * length + key)];
+      if (values.empty()) {
+        const int32_t* table =
+            of_ends ? a.ends_table + b * a.ends_table_stride : a.block_table + b * a.block_table_stride;
+        values = cached_row(of_ends ? a.ends : cache, of_keys, table[key / kBlock], head, key % kBlock);
+      }
+      return values;
+    };
     for (int64_t t = a.spans.begin(b); t < a.spans.end(b); ++t) {
       const int64_t position = a.kv_len[b] - a.spans.end(b) + t;
       const int64_t from = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
       for (int64_t h = 0; h < a.query_heads; ++h) {
         const int64_t kv_head = (h + a.first_head) / group;
         // The row of the cache, or of that of ends.
-        const auto kept = [&](bool of_keys, int64_t key) {
+        const auto kept = [&](bool of_keys, int64_t key) -> const std::vector<double>& {
           const int64_t run = 128, own = position / run;
-          if (a.ends.k != nullptr && (key < run || key / run + 1 >= own))
-            return cached_row(a.ends, of_keys, a.ends_table[b * a.ends_table_stride + key / kBlock], kv_head,
-                              key % kBlock);
-          return cached_row(cache, of_keys, a.block_table[b * a.block_table_stride + key / kBlock], kv_head,
-                            key % kBlock);
+          return decoded(a.ends.k != nullptr && (key < run || key / run + 1 >= own), of_keys, kv_head, key);
         };
         const bool chooses = a.choice.best > 0;
         const std::vector<bool> seen = chooses ? seen_blocks(a, b, t, kv_head) : std::vector<bool>();
@@ -329,7 +347,7 @@ void paged_attention(const PagedAttentionArgs& a) {
         double best = a.sinks != nullptr ? a.sinks[h] : -std::numeric_limits<double>::infinity();
         for (int64_t key = from; key <= position; ++key) {
           double s = 0;
-          const std::vector<double> k = kept(true, key);
+          const std::vector<double>& k = kept(true, key);
           for (size_t d = 0; d < k.size(); ++d) s += q[d] * k[d];
           s *= a.scale;
           if (a.softcap > 0) s = a.softcap * std::tanh(s / a.softcap);
@@ -344,7 +362,7 @@ void paged_attention(const PagedAttentionArgs& a) {
           if (!sees(key)) continue;
           const double p = std::exp(scores[static_cast<size_t>(key - from)] - best);
           total += p;
-          const std::vector<double> v = kept(false, key);
+          const std::vector<double>& v = kept(false, key);
           for (size_t d = 0; d < out.size(); ++d) out[d] += p * v[d];
         }
         for (size_t d = 0; d < out.size(); ++d) row(a.out, t, h)[d] = static_cast<float>(out[d] / total);
