@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import functools
 import gc
 import importlib.util
 import json
@@ -20,6 +21,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.main
+import typer.testing
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.tiers import TIERS, left_out
@@ -60,6 +63,8 @@ def pytest_configure() -> None:
     workers have one torch thread each, since more threads than cores wait for one another.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # A thousand tests run a command, and each would make all commands anew, in 40 ms.
+    typer.testing._get_command = functools.cache(typer.main.get_command)
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
