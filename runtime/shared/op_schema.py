@@ -303,8 +303,8 @@ OPS: Mapping[str, OpSchema] = {
             *_CHOICE,
             *_OWNERS,
         ),
-        means=". A head's slope times (key position - query position) is added to a score. `ends` is the second cache "
-        "of [k4v4](numerics.md#the-kv-cache)",
+        means=". A head's slope times (key position - query position) is added to each of the head's scores. `ends` is the "
+        "second cache of [k4v4](numerics.md#the-kv-cache)",
     ),
     "attention": OpSchema(
         "plain",
@@ -322,10 +322,10 @@ OPS: Mapping[str, OpSchema] = {
             *_OF_ATTENTION,
             Attribute("has_biases", "flag", False, " (false)"),
             Attribute("causal", "flag", True, ", false if queries also see later keys"),
-            Attribute("dtype", "string", False, " (f32), the type of keys and values after rounding: f32 or bf16"),
+            Attribute("dtype", "string", False, "  (f32), the type to which keys and values are rounded: f32 or bf16"),
         ),
-        means=". Queries see keys of their own request in this step. For d = key position - query position, a head's "
-        "slope times abs(d) is subtracted from a score, and column W-1+d of its biases is added",
+        means=". A query sees only keys of its own request in this step. With d = key position - query position, a head's "
+        "slope times abs(d) is subtracted from each of the head's scores, and the head's bias in column W-1+d is added",
     ),
     "pool": OpSchema(
         "plain",
@@ -341,7 +341,7 @@ OPS: Mapping[str, OpSchema] = {
         "selection",
         (Input("x", "[T,..]"), Input("rows", "i32 [R]")),
         ("[R,..]",),
-        about=". x has T rows if `rows` is an input of the program, otherwise any number",
+        about=". If `rows` is an input of the program, x has T rows; otherwise any number",
     ),
     "elementwise": OpSchema(
         "plain",
@@ -361,7 +361,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("x", "f32 or i32"),),
         ("one result with any strides",),
         about=", rank at most 4, any strides",
-        means=". Several copies into slices of one buffer concatenate tensors",
+        means=". To concatenate tensors, a program copies each into a slice of one buffer",
     ),
     "reduce": OpSchema(
         "plain",
@@ -427,7 +427,7 @@ OPS: Mapping[str, OpSchema] = {
         "all",
         (Input("expert_ids", "i32 [T,k]"),),
         (
-            "order i32 [T\\*k]: choices, sorted by expert, then by number",
+            "order i32 [T\\*k]: choices, sorted by expert, then by choice number",
             "rows i32 [T\\*k]: the tokens of these choices",
             "starts i32 [E+1]: each expert's first index in `order`, then T\\*k",
         ),
@@ -461,7 +461,7 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[M,N]",),
         (*_INTEGER_GROUPS, *_EPILOGUE),
-        means=", with the rows of `grouped_linear`",
+        means=". It writes the same rows as `grouped_linear`",
     ),
     "combine_experts": OpSchema(
         "experts",
@@ -497,7 +497,7 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[T,N,P]",),
         (_FIRST_VALUE,),
-        means=". The state is [N,S,P]",
+        means=", computed as by [`selective_scan`](ops.md). The state is [N,S,P]",
         state=(("x", 1, 0), ("b", 2, 0), ("x", 2, 0)),
         state_products=3,
     ),
@@ -514,7 +514,7 @@ OPS: Mapping[str, OpSchema] = {
         ),
         ("[T,N,Dv]",),
         (_FIRST_VALUE, Attribute("scale", "number"), Attribute("normalize", "flag")),
-        means=". The state is [N,D,Dv]",
+        means=", computed as by [`gated_delta_rule`](ops.md). The state is [N,D,Dv]",
         state=(("v", 1, 0), ("k", 2, 0), ("v", 2, 0)),
         state_products=4,
     ),
