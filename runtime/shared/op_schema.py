@@ -303,7 +303,7 @@ OPS: Mapping[str, OpSchema] = {
             *_CHOICE,
             *_OWNERS,
         ),
-        means=". A head's slope times (key position - query position) is added to each of the head's scores. `ends` is the "
+        means=". A head's slope times (key position - query position) is added to its scores. `ends` is the "
         "second cache of [k4v4](numerics.md#the-kv-cache)",
     ),
     "attention": OpSchema(
@@ -322,10 +322,10 @@ OPS: Mapping[str, OpSchema] = {
             *_OF_ATTENTION,
             Attribute("has_biases", "flag", False, " (false)"),
             Attribute("causal", "flag", True, ", false if queries also see later keys"),
-            Attribute("dtype", "string", False, "  (f32), the type to which keys and values are rounded: f32 or bf16"),
+            Attribute("dtype", "string", False, " (f32), the type of the rounded keys and values: f32 or bf16"),
         ),
-        means=". A query sees only keys of its own request in this step. With d = key position - query position, a head's "
-        "slope times abs(d) is subtracted from each of the head's scores, and the head's bias in column W-1+d is added",
+        means=". A query sees only keys of its request in this step. For d = key position - query position, a head's "
+        "slope times abs(d) is subtracted from its scores. Its bias in column W-1+d is added",
     ),
     "pool": OpSchema(
         "plain",
@@ -361,7 +361,7 @@ OPS: Mapping[str, OpSchema] = {
         (Input("x", "f32 or i32"),),
         ("one result with any strides",),
         about=", rank at most 4, any strides",
-        means=". To concatenate tensors, a program copies each into a slice of one buffer",
+        means=". To concatenate tensors, each is copied into a slice of one buffer",
     ),
     "reduce": OpSchema(
         "plain",
