@@ -80,7 +80,7 @@ def rope_kv_write_with_ends(
     dtype: str,
     ends_dtype: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """rope_kv_write, and the same kv_write to a second cache -> (q, caches, second caches)."""
+    """Computes rope_kv_write, also for the second caches of `k4v4` -> (q, caches, second caches)."""
     written = rope_kv_write(k_cache, v_cache, q, k, v, table, slots, interleaved, dtype)
     return *written, *kv_write(ends_k_cache, ends_v_cache, rope(k, table, interleaved), v, ends_slots, ends_dtype)
 

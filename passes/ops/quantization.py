@@ -86,10 +86,11 @@ def scale_to(x: torch.Tensor, largest_code: float) -> tuple[torch.Tensor, torch.
 
 
 def quantize_activation(x: torch.Tensor, group_size: int) -> Quantized:
-    """Rounds to int8: x [.., K] float32 -> values int8 [.., K], scales float32 [.., groups], sums int32 [.., groups].
+    """Rounds to int8: x [.., K] float32 -> values int8 [.., K], scales float32 [.., groups], sums of values int32
+    [.., groups].
 
-    Each group is scaled to 127 (``scale_to``) and its values go to the nearest integer, ties to even. ``sums`` are the
-    groups' sums of values, which kernels for unsigned weights need.
+    Each group is scaled to 127 (``scale_to``) and its values go to the nearest integer, ties to even. Kernels for
+    unsigned weights need the sums.
     """
     size = x.shape[-1]
     groups = groups_of(size, group_size)

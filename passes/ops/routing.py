@@ -15,11 +15,13 @@ Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def route_experts(expert_ids: torch.Tensor, experts: int) -> Routed:
-    """Sorts the tokens' choices by expert: expert_ids [T, k] -> order [T*k], rows [T*k], starts [experts + 1], in the
-    ids' dtype.
+    """Sorts the tokens' choices by expert: expert_ids [T, k] -> order [T*k] of the choices, rows [T*k] (their tokens),
+    starts [experts + 1] of the experts.
 
-    ``order``: the places sorted by expert, those of one expert ascending. ``rows``: the token of each, order // k.
-    Expert e's are order[starts[e] : starts[e + 1]]. Raises ValueError for an id out of range.
+    Results have the ids' dtype. ``order``: the places sorted by expert, those of one expert ascending. ``rows``: the
+    token of each, order // k. Expert e's are order[starts[e] : starts[e + 1]].
+
+    Raises ValueError for an id out of range.
     """
     flat = expert_ids.reshape(-1)
     if flat.numel() and (int(flat.min()) < 0 or int(flat.max()) >= experts):
