@@ -32,8 +32,8 @@ from tests.families import RECORDS, RECURRENT, Family, read_families
 from .test_families import compare, saved
 from .tiny_configs import WHOLES, NoTinyModelError, tiny_family, tiny_whole
 
-_ORIGINAL = "requests must fit the context that is fixed at the export (`--context`)"
-_NO_IMAGES = "only text, without images or sounds"
+_ORIGINAL = "requests must fit `--context` of the export"
+_NO_IMAGES = "only text"
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # Families of which another configuration fares otherwise than the first: its model type, and its fields.
@@ -91,8 +91,8 @@ WORKS = """
 ## Families that work
 
 In 32-bit floats, the logits of a prefill and 8 decode steps are within 1e-4 of transformers' logits. The lists are
-ordered by the mean KL divergence of the `int8` bundle from the model, in nats per token. Tokens are random; trained
-models have a lower KL.
+ordered by the mean KL divergence of the `int8` bundle from the model, in nats per token. Models and tokens are random;
+trained models have a lower KL.
 
 """
 RECURRENT_LAYERS = """
