@@ -19,6 +19,7 @@ from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .attention_interface import begin_forward
 from .build_model import architecture
+from .gradient_mode import without_gradient_mode
 from .pooled_source import PooledSource
 from .sentence_transformers_files import DenseModule
 from .text_inputs import TextInputs, run_text
@@ -67,6 +68,7 @@ class PooledStep(torch.nn.Module):
             self.head = Head(model)
             self.poolings = ("last",) if self.answers is not None else (self.head.pooling(),)
 
+    @without_gradient_mode
     def forward(
         self,
         ids: torch.Tensor,

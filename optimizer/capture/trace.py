@@ -24,6 +24,7 @@ from .attention_interface import AttentionCapture, AttentionMask, begin_forward,
 from .build_model import architecture
 from .freeze_rope import own_context_length
 from .functional_graph import make_functional
+from .gradient_mode import without_gradient_mode
 from .known_values import drop_masks_of_all, drop_whole_selections, read_given_positions
 from .pooled_source import PooledSource
 from .pooled_step import PooledStep, layers_of
@@ -55,6 +56,7 @@ class _Step(torch.nn.Module):
         super().__init__()
         self.model_ = model
 
+    @without_gradient_mode
     def forward(
         self,
         ids: torch.Tensor,
