@@ -89,7 +89,7 @@ def test_the_page_on_prefixes(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     page = repository / "docs" / "use" / "prefix-cache.md"
     done = run_python(page, tmp_path, {"smollm2.bundle": tiny_bundle})
-    assert re.match(r"0 of 37\d prompt tokens were there\n36\d of", done.stdout), done.stdout
+    assert re.match(r"0 of 37\d prompt tokens were cached\n36\d of", done.stdout), done.stdout
     assert done.stderr == "" and list((tmp_path / "kept-prefixes").glob("*.kv"))
 
 
