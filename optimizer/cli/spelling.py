@@ -29,6 +29,32 @@ _MEANT = {
 }
 """Name of a command in other programs -> our command."""
 
+_OPTIONS_MEANT = {
+    "--alias": ("--served-model-name",),
+    "--api-keys": ("--api-key", "--api-key-file"),
+    "--context": ("--max-model-len", "--max-seq-len", "--ctx-size", "--n-ctx", "--num-ctx", "-c"),
+    "--kv-cache": ("--kv-cache-dtype", "--cache-type-k", "--cache-type-v"),
+    "--lora": ("--lora-modules", "--adapter"),
+    "--max-requests": ("--max-num-seqs", "--parallel", "--num-parallel"),
+    "--max-tokens": ("--n-predict", "--predict", "--num-predict", "--max-new-tokens"),
+    "--memory": ("--kv-cache-memory-bytes", "--gpu-memory-utilization"),
+    "--partition": ("--pipeline-parallel-size",),
+    "--ranks": ("--tensor-parallel-size", "--tp-size"),
+    "--recipe": ("--quantization", "--quantize", "--quant", "--dtype"),
+    "--repetition-penalty": ("--repeat-penalty",),
+    "--replicas": ("--data-parallel-size", "--dp-size"),
+    "--scheduling": ("--scheduling-policy",),
+    "--schema": ("--json-schema", "--format"),
+    "--speculate": ("--speculative-config", "--speculative-model", "--model-draft", "--draft-model"),
+    "--system": ("--system-prompt",),
+    "--target": ("--device", "--backend"),
+    "--temperature": ("--temp",),
+    "--threads": ("--n-threads", "--num-threads", "--threads-batch"),
+    "--tls-certificate": ("--ssl-certfile", "--ssl-cert-file"),
+    "--tls-key": ("--ssl-keyfile", "--ssl-key-file"),
+}
+"""Our option -> names of options of vLLM, SGLang, llama.cpp and Ollama for the same thing."""
+
 
 def _without_types(params: list[Any]) -> list[Any]:
     """Removes the type of options without a value, which the help would show as `--quiet <bool>`."""
@@ -67,6 +93,12 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
+        known = {spelled for param in self.params for spelled in param.opts}
+        for name in (word.partition("=")[0] for word in args[:end]):
+            ours = next((option for option, others in _OPTIONS_MEANT.items() if name in others), None)
+            if ours in known and name not in known | self.renamed.keys():
+                help_of = f"{ctx.command_path} --help"
+                ctx.fail(f"No such option: {name}. The option here is {ours}; see `{help_of}` for its values.")
         return super().parse_args(ctx, [*map(self._today, args[:end]), *args[end:]])
 
     def _today(self, word: str) -> str:

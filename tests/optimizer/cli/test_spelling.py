@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from enginewright.optimizer.cli import bench, buckets, export, verify
+from enginewright.optimizer.cli import bench, buckets, export, spelling, verify
 from enginewright.optimizer.cli.app import app
 
 WIDE = {"COLUMNS": "400", "NO_COLOR": "1"}
@@ -33,6 +33,32 @@ def test_an_unknown_command_is_answered(word: str, answer: str) -> None:
     result = CliRunner().invoke(app, [word, "a.bundle"], env=WIDE)
     assert result.exit_code == 2
     assert f"There is no command '{word}'. {answer}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["serve", "a.bundle", "--max-model-len", "512"], "The option here is --context;"),
+        (["serve", "a.bundle", "--tensor-parallel-size=2"], "The option here is --ranks;"),
+        (["serve", "a.bundle", "--api-key", "x"], "The option here is --api-keys; see `optimize serve --help`"),
+        (["generate", "a.bundle", "-c", "512", "Hi"], "The option here is --context;"),
+        (["export", "a", "--kv-cache-dtype", "fp8"], "The option here is --kv-cache;"),
+    ],
+)
+def test_an_option_of_another_program_is_answered(words: list[str], answer: str) -> None:
+    result = CliRunner().invoke(app, words, env=WIDE)
+    assert result.exit_code == 2
+    assert answer in result.stderr
+
+
+def test_options_of_ours_and_texts_are_never_taken_for_those_of_others(tiny_bundle: Path) -> None:
+    every = {spelled for of in options().values() for spelled in of}
+    assert set(spelling._OPTIONS_MEANT) <= every
+    assert "No such option" in CliRunner().invoke(app, ["doctor", "--max-model-len", "5"], env=WIDE).stderr
+    help_page = CliRunner().invoke(app, ["loadtest", "--api-key", "x", "-c", "1", "--help"], env=WIDE)
+    assert help_page.exit_code == 0
+    done = CliRunner().invoke(app, ["generate", str(tiny_bundle), "-n", "1", "-q", "--", "--ctx-size"], env=WIDE)
+    assert done.exit_code == 0, done.stderr
 
 
 def options() -> dict[str, dict[str, list[str]]]:
