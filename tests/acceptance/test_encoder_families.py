@@ -42,7 +42,7 @@ HEADING = """# Encoders
 optimize export MODEL
 ```
 
-This page lists all families of encoders in transformers, and says whether their export works.
+This page lists which of transformers' families of encoders can be exported.
 `tests/acceptance/test_encoder_families.py` makes the lists from tiny random models.
 [Embeddings](embeddings.md) shows how to use these bundles.
 
@@ -65,8 +65,8 @@ cosine distance. Without a calibration file, the export calibrates on the built-
 
 Two facts aren't in every model's files: the sizes to which vectors may be cut, and the text around a query and a
 document. The keys `matryoshka_dimensions` of config.json and `truncate_dim` of config_sentence_transformers.json state
-the sizes. If a decoder's `modality_config` has the key `message` (Qwen3-Reranker, zerank-2), the chat template adds
-this text to messages with the roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma,
+the sizes. If a decoder's `modality_config` has the key `message` (Qwen3-Reranker, zerank-2), the chat template
+adds the text around messages with the roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma,
 Qwen3-Embedding and bge-reranker-v2-gemma have none of these keys. For such models, a recipe must state the facts:
 
 ```toml
@@ -83,7 +83,7 @@ The key `pooling_type` of the [architecture](models.md#gguf-files-that-are-read)
 token, is refused. If the key is missing, an encoder with a head is a reranker, and a decoder is a chat model. Any other
 encoder returns the mean, and the export warns.
 
-As in llama.cpp's tools, `attention.causal` and `context_length` apply, vectors are normalized, and token types are 0.
+As in llama.cpp, `attention.causal` and `context_length` apply, vectors are normalized, and token types are 0.
 Vectors differ from those of transformers and llama.cpp by at most 1e-5 (5e-4 if llama.cpp computes GELU in float16). A
 recipe's `[pooling]` may state `dimensions` and `template`. Recurrent models with a pooling are refused.
 """
