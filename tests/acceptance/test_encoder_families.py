@@ -66,8 +66,9 @@ cosine distance. Without a calibration file, the export calibrates on the built-
 Two facts aren't in every model's files: the sizes to which vectors may be cut, and the text around a query and a
 document. The keys `matryoshka_dimensions` of config.json and `truncate_dim` of config_sentence_transformers.json state
 the sizes. If a decoder's `modality_config` has the key `message` (Qwen3-Reranker, zerank-2), the chat template
-adds the text around messages with the roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma,
-Qwen3-Embedding and bge-reranker-v2-gemma have none of these keys. For such models, a recipe must state the facts:
+adds the text around messages with the roles `query` and `document`. The files of nomic-embed, mxbai-embed,
+EmbeddingGemma, Qwen3-Embedding and bge-reranker-v2-gemma have none of these keys. For such models, a recipe must state
+the facts:
 
 ```toml
 [pooling]
