@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from enginewright.optimizer.cli import spelling
 from enginewright.optimizer.cli.app import app
 from tests.waiting import HANG
 
@@ -266,8 +267,8 @@ def test_every_flag_that_a_page_names_exists() -> None:
 
 
 def test_every_flag_that_a_message_names_exists() -> None:
-    """Also in hints of errors, which tell their reader what to pass."""
-    known = known_flags()
+    """Also in hints of errors, which tell their reader what to pass. Names of other programs are answered with ours."""
+    known = known_flags().union(*spelling._OPTIONS_MEANT.values())
     for folder in ("optimizer", "passes", "plugins", "runtime"):
         for path in (REPOSITORY / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
