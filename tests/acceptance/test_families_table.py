@@ -32,7 +32,7 @@ from tests.families import RECORDS, RECURRENT, Family, read_families
 from .test_families import compare, saved
 from .tiny_configs import WHOLES, NoTinyModelError, tiny_family, tiny_whole
 
-_ORIGINAL = "requests must fit `--context` of the export"
+_ORIGINAL = "requests must fit the context that is fixed at the export (`--context`; default: the original context)"
 _NO_IMAGES = "only text"
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
