@@ -32,18 +32,17 @@ _MEANT = {
 _OPTIONS_MEANT = {
     "--alias": ("--served-model-name",),
     "--api-keys": ("--api-key", "--api-key-file"),
-    "--context": ("--max-model-len", "--max-seq-len", "--ctx-size", "--n-ctx", "--num-ctx", "-c"),
+    "--context": ("--max-seq-len", "--ctx-size", "--n-ctx", "--num-ctx", "-c"),
     "--kv-cache": ("--kv-cache-dtype", "--cache-type-k", "--cache-type-v"),
     "--lora": ("--lora-modules", "--adapter"),
-    "--max-requests": ("--max-num-seqs", "--parallel", "--num-parallel"),
+    "--max-requests": ("--parallel", "--num-parallel"),
     "--max-tokens": ("--n-predict", "--predict", "--num-predict", "--max-new-tokens"),
-    "--memory": ("--kv-cache-memory-bytes", "--gpu-memory-utilization"),
+    "--memory": ("--gpu-memory-utilization",),
     "--partition": ("--pipeline-parallel-size",),
-    "--ranks": ("--tensor-parallel-size", "--tp-size"),
+    "--ranks": ("--tp-size",),
     "--recipe": ("--quantization", "--quantize", "--quant", "--dtype"),
     "--repetition-penalty": ("--repeat-penalty",),
     "--replicas": ("--data-parallel-size", "--dp-size"),
-    "--scheduling": ("--scheduling-policy",),
     "--schema": ("--json-schema", "--format"),
     "--speculate": ("--speculative-config", "--speculative-model", "--model-draft", "--draft-model"),
     "--system": ("--system-prompt",),
@@ -53,7 +52,10 @@ _OPTIONS_MEANT = {
     "--tls-certificate": ("--ssl-certfile", "--ssl-cert-file"),
     "--tls-key": ("--ssl-keyfile", "--ssl-key-file"),
 }
-"""Our option -> names of options of vLLM, SGLang, llama.cpp and Ollama for the same thing."""
+"""Our option -> names of options of vLLM, SGLang, llama.cpp and Ollama for the same purpose.
+
+Options of vLLM whose argument of ``LLM`` has another name here are in ``OF_LLM`` of runtime/requests/vllm_names.py.
+"""
 
 
 def _without_types(params: list[Any]) -> list[Any]:
@@ -95,8 +97,9 @@ class Command(TyperCommand):
         end = args.index("--") if "--" in args else len(args)
         known = {spelled for param in self.params for spelled in param.opts}
         for name in (word.partition("=")[0] for word in args[:end]):
-            ours = next((option for option, others in _OPTIONS_MEANT.items() if name in others), None)
-            if ours in known and name not in known | self.renamed.keys():
+            if not name.startswith("-") or name in known or name in self.renamed:
+                continue
+            if (ours := _option_meant(name)) in known:
                 help_of = f"{ctx.command_path} --help"
                 ctx.fail(f"No such option: {name}. The option here is {ours}; see `{help_of}` for its values.")
         return super().parse_args(ctx, [*map(self._today, args[:end]), *args[end:]])
@@ -112,6 +115,16 @@ def command_class(module: ModuleType) -> type[Command]:
     """
     renamed = getattr(module, "RENAMED", None)
     return type("Command", (Command,), {"renamed": renamed}) if renamed else Command
+
+
+def _option_meant(name: str) -> str | None:
+    """Returns our option for an option of another program; None if there is none."""
+    from enginewright.runtime.requests.vllm_names import OF_LLM, Renamed
+
+    rule = OF_LLM.get(name.removeprefix("--").replace("-", "_"))
+    if isinstance(rule, Renamed):
+        return "--" + rule.ours.replace("_", "-")
+    return next((option for option, others in _OPTIONS_MEANT.items() if name in others), None)
 
 
 def _near(word: str, known: Mapping[str, str]) -> str:

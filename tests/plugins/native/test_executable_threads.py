@@ -59,7 +59,7 @@ def put_on(cores: list[int]) -> None:
 
 
 def cpu_seconds_of(seconds: float) -> float:
-    """The CPU time that this process takes in so many seconds."""
+    """Measures the CPU time that this process uses while it sleeps for `seconds`."""
     before = time.process_time()
     time.sleep(seconds)
     return time.process_time() - before
